@@ -1,0 +1,133 @@
+"""Encoders and decoders by kind. Codecs are imported when first asked for, so optional libraries stay optional."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lfdata.codecs.base import KINDS, Decoder, Encoder
+from lfdata.errors import OptionError
+
+
+def make_encoder(
+    kind: str, options: Mapping[str, str], *, dictionary: bytes | None = None, root: str | Path | None = None
+) -> Encoder:
+    """The encoder of one field.
+
+    Args:
+        kind: one of :data:`lfdata.codecs.base.KINDS`.
+        options: the field's codec options, as text.
+        dictionary: for ``json``: the trained dictionary.
+        root: for ``tokens``: directory that a relative tokenizer path is relative to (default: the working directory).
+
+    Raises:
+        OptionError: unknown kind, option or value; the message lists the valid ones.
+        MissingExtraError: a library the field needs is not installed.
+    """
+    match kind:
+        case "image":
+            from lfdata.codecs.image import make_image_encoder
+
+            return make_image_encoder(options)
+        case "tokens":
+            from lfdata.codecs.tokens import TokensEncoder
+
+            return TokensEncoder(options, root=root)
+        case "audio":
+            from lfdata.codecs.audio import AudioEncoder
+
+            return AudioEncoder(options)
+        case "json":
+            from lfdata.codecs.structured import JsonEncoder
+
+            return JsonEncoder(options, dictionary)
+        case "array":
+            from lfdata.codecs.array import ArrayEncoder
+
+            return ArrayEncoder(options)
+        case "text":
+            from lfdata.codecs.text import TextEncoder
+
+            return TextEncoder(options)
+        case "bytes":
+            from lfdata.codecs.raw import BytesEncoder
+
+            return BytesEncoder(options)
+        case "scalar":
+            from lfdata.codecs.scalar import ScalarEncoder
+
+            return ScalarEncoder(options)
+    raise _unknown(kind)
+
+
+def make_decoder(kind: str, params: Mapping[str, Any], dictionary: bytes | None = None) -> Decoder:
+    """The decoder of one field of one shard.
+
+    Args:
+        kind: the field's kind.
+        params: the encoder's ``params``, as the schema stores them.
+        dictionary: for ``json``: the shard's dictionary.
+
+    Raises:
+        OptionError: unknown kind, or ``params`` this version cannot read.
+    """
+    match kind:
+        case "image":
+            from lfdata.codecs.image import ImageDecoder
+
+            return ImageDecoder(params)
+        case "tokens":
+            from lfdata.codecs.tokens import TokensDecoder
+
+            return TokensDecoder(params)
+        case "audio":
+            from lfdata.codecs.pcm import AudioDecoder
+
+            return AudioDecoder(params)
+        case "json":
+            from lfdata.codecs.structured import JsonDecoder
+
+            return JsonDecoder(params, dictionary)
+        case "array":
+            from lfdata.codecs.array import ArrayDecoder
+
+            return ArrayDecoder(params)
+        case "text":
+            from lfdata.codecs.text import TextDecoder
+
+            return TextDecoder(params)
+        case "bytes":
+            from lfdata.codecs.raw import BytesDecoder
+
+            return BytesDecoder(params)
+        case "scalar":
+            from lfdata.codecs.scalar import ScalarDecoder
+
+            return ScalarDecoder(params)
+    raise _unknown(kind)
+
+
+def _unknown(kind: str) -> OptionError:
+    return OptionError(f"unknown kind {kind!r}; valid kinds: {', '.join(KINDS)}")
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of the installed libraries that determine stored bytes, by name; for provenance.
+
+    Names ending in a C library's name (``zstd``, ``libsndfile``) give the version bundled with its Python package.
+    """
+    import zstandard
+
+    versions = {"zstd": ".".join(map(str, zstandard.ZSTD_VERSION))}
+    for name in ("numpy", "msgspec", "zstandard", "soundfile", "soxr", "tokenizers", "tiktoken"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if "soundfile" in versions:
+        import soundfile
+
+        versions["libsndfile"] = str(soundfile.__libsndfile_version__)
+    return dict(sorted(versions.items()))
