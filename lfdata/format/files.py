@@ -1,0 +1,178 @@
+"""Where shard bytes are read from: one small protocol, and local files behind a bounded pool of descriptors.
+
+Local payloads are read with ``pread``, never through a mapping: a file truncated under a mapping kills the process with SIGBUS, a
+short ``pread`` is an error that names the file.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from lfdata.errors import ChangedError, StorageError, TruncatedError
+
+T = TypeVar("T")
+
+
+class RangeFile(Protocol):
+    """Bytes by offset. ``name`` is for messages, ``size`` the length in bytes."""
+
+    name: str
+    size: int
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill ``buffer`` from ``offset`` on. Raises :class:`TruncatedError` if the file ends before."""
+        ...
+
+
+def read_range(file: RangeFile, offset: int, length: int) -> bytearray:
+    """``length`` bytes at ``offset``, owned. The length is checked against the file before anything is allocated."""
+    if offset < 0 or length < 0 or offset + length > file.size:
+        raise TruncatedError(file.name, offset, f"{length} bytes wanted, the file has {file.size}")
+    data = bytearray(length)
+    if length:
+        file.read_into(memoryview(data), offset)
+    return data
+
+
+class DescriptorPool:
+    """At most ``limit`` open descriptors; the one unused longest is closed. Thread-safe; a forked child opens its own."""
+
+    def __init__(self, limit: int = 64) -> None:
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, int] = OrderedDict()
+        self._busy: dict[int, int] = {}
+        self._retired: set[int] = set()
+        self._pid = os.getpid()
+
+    def use(self, path: str, opened: Callable[[int], None], action: Callable[[int], T]) -> T:
+        """Run ``action`` on a descriptor of ``path``; ``opened`` checks one that was just opened."""
+        descriptor = self._acquire(path, opened)
+        try:
+            return action(descriptor)
+        finally:
+            self._release(descriptor)
+
+    def _acquire(self, path: str, opened: Callable[[int], None]) -> int:
+        with self._lock:
+            if self._pid != os.getpid():
+                # A forked child shares descriptors, which is harmless for pread, but it must not close the parent's bookkeeping.
+                self._open, self._busy, self._retired, self._pid = OrderedDict(), {}, set(), os.getpid()
+            descriptor = self._open.get(path)
+            if descriptor is None:
+                descriptor = _open(path)
+                try:
+                    opened(descriptor)
+                except BaseException:
+                    os.close(descriptor)
+                    raise
+                self._open[path] = descriptor
+                while len(self._open) > self.limit:
+                    _, oldest = self._open.popitem(last=False)
+                    self._close(oldest)
+            else:
+                self._open.move_to_end(path)
+            self._busy[descriptor] = self._busy.get(descriptor, 0) + 1
+            return descriptor
+
+    def _release(self, descriptor: int) -> None:
+        with self._lock:
+            left = self._busy.pop(descriptor, 1) - 1
+            if left > 0:
+                self._busy[descriptor] = left
+            elif descriptor in self._retired:
+                self._retired.discard(descriptor)
+                os.close(descriptor)
+
+    def _close(self, descriptor: int) -> None:
+        if self._busy.get(descriptor):
+            self._retired.add(descriptor)
+        else:
+            os.close(descriptor)
+
+    def close(self, path: str | None = None) -> None:
+        """Close the descriptor of one path, or all."""
+        with self._lock:
+            if self._pid != os.getpid():
+                return
+            for name in [path] if path is not None else list(self._open):
+                descriptor = self._open.pop(name, None)
+                if descriptor is not None:
+                    self._close(descriptor)
+
+
+def _open(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise StorageError(path, "open", error.errno, "the shard file is missing. Was the data set replaced or moved?") from error
+    except OSError as error:
+        raise StorageError(path, "open", error.errno, error.strerror or str(error)) from error
+
+
+class LocalFile:
+    """A local file of a :class:`DescriptorPool`. It must stay the same file: one replaced in between is refused."""
+
+    def __init__(self, path: str | Path, pool: DescriptorPool | None = None) -> None:
+        self.name = os.fspath(path)
+        self._pool = pool or DescriptorPool(1)
+        self._identity: tuple[int, int, int] | None = None
+        self.size = self._pool.use(self.name, self._opened, lambda fd: os.fstat(fd).st_size)
+
+    def _opened(self, descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise StorageError(self.name, "open", None, "not a regular file")
+        identity = (found.st_dev, found.st_ino, found.st_size)
+        if self._identity is None:
+            self._identity = identity
+        elif identity[:2] != self._identity[:2]:
+            raise ChangedError(self.name, None, "the file was replaced while it was in use. Open the data set again")
+        elif identity[2] != self._identity[2]:
+            raise TruncatedError(self.name, min(identity[2], self._identity[2]), f"the file had {self._identity[2]} bytes, now {identity[2]}")
+
+    def run(self, action: Callable[[int], T]) -> T:
+        """Run ``action`` on an open descriptor."""
+        return self._pool.use(self.name, self._opened, action)
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """See :class:`RangeFile`."""
+        self.run(lambda descriptor: self._fill(descriptor, buffer, offset))
+
+    def _fill(self, descriptor: int, buffer: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(buffer):
+            try:
+                count = os.preadv(descriptor, [buffer[done:]], offset + done)
+            except OSError as error:
+                raise StorageError(self.name, f"read at byte {offset + done}", error.errno, error.strerror or str(error)) from error
+            if not count:
+                raise TruncatedError(self.name, offset + done, f"the file ends here; {len(buffer) - done} more bytes were expected")
+            done += count
+
+    def map(self) -> mmap.mmap:
+        """A read-only mapping of the whole file; it stays valid when the descriptor is closed."""
+
+        def make(descriptor: int) -> mmap.mmap:
+            if os.fstat(descriptor).st_size < self.size:
+                raise TruncatedError(self.name, os.fstat(descriptor).st_size, f"the file had {self.size} bytes and was truncated")
+            return mmap.mmap(descriptor, self.size, access=mmap.ACCESS_READ)
+
+        return self.run(make)
+
+    def check_size(self) -> None:
+        """Raise :class:`TruncatedError` if the file has become shorter (so that a mapping must not be touched)."""
+        found = self.run(lambda descriptor: os.fstat(descriptor).st_size)
+        if found < self.size:
+            raise TruncatedError(self.name, found, f"the file had {self.size} bytes and was truncated")
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._pool.close(self.name)

@@ -1,0 +1,349 @@
+"""Reads one shard file: opening and checking it, index columns, payload bytes. Nothing here decodes a payload.
+
+Index columns can be had in two ways. :meth:`ShardFile.column` gives a zero-copy numpy view of a mapping (for scans over a whole
+column). Everything a single read needs goes through ``pread`` and an :class:`~lfdata.format.cache.IndexCache`, so reading samples
+never touches a mapping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfdata.errors import ChangedError, CorruptError, KeyMissingError, LimitError, TruncatedError
+from lfdata.format import layout
+from lfdata.format.cache import IndexCache
+from lfdata.format.columns import scalar_dtype
+from lfdata.format.files import LocalFile, RangeFile, read_range
+from lfdata.format.layout import BLOCK_BYTES, HEADER_BYTES, TRAILER_BYTES, Entry, Identity, Trailer, xxh64
+from lfdata.format.meta import FieldMeta, ShardMeta, check_fields, decode_json
+
+
+class ShardFile:
+    """An open shard, sidecar or index file.
+
+    Args:
+        file: where the bytes are.
+        tail: tail offset, if known (from the manifest): the file is then opened by one read, without its header.
+        expect: ``(shard id, part id, rows)`` from the manifest; anything else is a :class:`ChangedError`.
+        cache: shared index cache.
+
+    Raises:
+        FormatError: the file is damaged, truncated, of a newer version, or not what the manifest says.
+    """
+
+    def __init__(
+        self,
+        file: RangeFile,
+        tail: int | None = None,
+        expect: tuple[bytes, bytes, int] | None = None,
+        cache: IndexCache | None = None,
+    ) -> None:
+        self.file = file
+        self.name = file.name
+        self._cache = cache or IndexCache()
+        if file.size < HEADER_BYTES + TRAILER_BYTES:
+            raise TruncatedError(self.name, file.size, f"{file.size} bytes are too few for a shard")
+        if tail is not None and not HEADER_BYTES <= tail <= file.size - TRAILER_BYTES:
+            raise CorruptError(self.name, tail, f"the tail offset {tail} lies outside the file")
+        header = None if tail is not None else bytes(read_range(file, 0, HEADER_BYTES))
+        start = tail if tail is not None else file.size - TRAILER_BYTES
+        self._tail = bytes(read_range(file, start, file.size - start))
+        self._tail_start = start
+        self.trailer = self._open(header)
+        self.identity: Identity = self.trailer.identity
+        self.rows: int = self.trailer.rows
+        self._expect(expect)
+        self._directory()
+        self._tail = b""
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    def _open(self, header: bytes | None) -> Trailer:
+        if header is not None:
+            identity, check = layout.parse_header(self.name, header)
+        trailer = layout.parse_trailer(self.name, self._tail[-TRAILER_BYTES:], self.file.size)
+        if header is not None and (identity != trailer.identity or check != trailer.header_check):
+            raise CorruptError(self.name, self.file.size - TRAILER_BYTES, "header and trailer belong to different shards")
+        return trailer
+
+    def _expect(self, expect: tuple[bytes, bytes, int] | None) -> None:
+        found = (self.identity.shard_id, self.identity.part_id, self.rows)
+        if expect is not None and found != expect:
+            raise ChangedError(
+                self.name,
+                None,
+                f"shard {found[0].hex()} with {found[2]} rows; the manifest says {expect[0].hex()} with {expect[2]}. "
+                "The file belongs to another data set or generation",
+            )
+
+    def _bytes(self, offset: int, length: int) -> bytes:
+        """Bytes of the tail, from memory where they were read already."""
+        at = offset - self._tail_start
+        if at >= 0:
+            return self._tail[at : at + length]
+        return bytes(read_range(self.file, offset, length))
+
+    def _directory(self) -> None:
+        trailer = self.trailer
+        data = self._bytes(trailer.directory_offset, trailer.entries * layout.ENTRY_BYTES)
+        self.entries = layout.parse_directory(self.name, data, trailer)
+        self.groups = [entry for entry in self.entries if entry.type == b"GRUP"]
+        self._by_place: dict[tuple[bytes, int, int], Entry] = {}
+        for entry in self.entries:
+            if entry.type == b"GRUP" or entry.type not in layout.SECTIONS:
+                continue
+            place = (entry.type, entry.field, entry.role)
+            if place in self._by_place:
+                raise CorruptError(self.name, entry.offset, f"section {entry.type.decode()} appears twice for one field and role")
+            self._by_place[place] = entry
+        self.meta: ShardMeta = decode_json(self.name, self._checked(self._find(b"META"), layout.MAX_META_BYTES), ShardMeta, "META")
+        for bit in range(64):
+            if self.identity.required >> bit & 1:
+                name = self.meta.features.get(str(bit), f"bit {bit}")
+                raise layout.VersionError(self.name, 16, f"needs the feature {name!r}, which this reader lacks. Update lfdata to read it")
+        check_fields(self.name, self.meta.fields)
+        self.fields: tuple[FieldMeta, ...] = self.meta.fields
+        self._ordinals = {field.name: number for number, field in enumerate(self.fields)}
+        sums = self._checked(self._find(b"BSUM"), self.file.size)
+        self._sums = np.frombuffer(sums, "<u8")
+        self._check_blocked()
+        self._check_schema()
+        self._check_groups()
+        self.dictionaries = {
+            self.fields[entry.field].name: self._checked(entry, layout.MAX_DICT_BYTES) for entry in self.entries if entry.type == b"DICT"
+        }
+
+    def _find(self, type_: bytes, field: int = layout.NO_FIELD, role: int = 0) -> Entry:
+        entry = self._by_place.get((type_, field, role))
+        if entry is None:
+            raise CorruptError(self.name, self.trailer.directory_offset, f"no {type_.decode()} section")
+        return entry
+
+    def _checked(self, entry: Entry, limit: int) -> bytes:
+        if entry.length > limit:
+            raise LimitError(self.name, entry.offset, f"section {entry.type.decode()} of {entry.length} bytes; the limit is {limit}")
+        data = self._bytes(entry.offset, entry.length)
+        if xxh64(data, self.identity.seed) != entry.check:
+            raise CorruptError(self.name, entry.offset, f"section {entry.type.decode()} does not match its check")
+        return data
+
+    def _check_blocked(self) -> None:
+        first = 0
+        for entry in self.entries:
+            if not entry.blocked or entry.type not in layout.SECTIONS:
+                continue
+            if entry.first != first or first + entry.blocks > len(self._sums):
+                raise CorruptError(self.name, entry.offset, f"section {entry.type.decode()}: its block checks are not where they should be")
+            if xxh64(self._sums[first : first + entry.blocks].tobytes(), self.identity.seed) != entry.check:
+                raise CorruptError(self.name, entry.offset, f"section {entry.type.decode()}: its block checks do not match")
+            first += entry.blocks
+        if first != len(self._sums):
+            raise CorruptError(self.name, self.trailer.directory_offset, f"{len(self._sums) - first} block checks too many")
+
+    def _check_schema(self) -> None:
+        """Every field has exactly the columns of its kind, with the right element type and count."""
+        kind = self.identity.kind
+        wanted: dict[tuple[bytes, int, int], tuple[int, int | None]] = {}
+        for number, field in enumerate(self.fields):
+            wanted |= self._wanted(number, field)
+        keys = {b"KEYS": None, b"KOFF": self.rows + 1} if kind == layout.KIND_BASE else {}
+        if kind != layout.KIND_SIDECAR:
+            keys |= {b"KHSH": self.rows, b"KROW": self.rows}
+        wanted |= {(type_, layout.NO_FIELD, 0): (0 if type_ == b"KEYS" else 4, count) for type_, count in keys.items()}
+        for place, entry in self._by_place.items():
+            if entry.type in (b"META", b"BSUM", b"DICT"):
+                if entry.type == b"DICT" and (entry.field >= len(self.fields) or self.fields[entry.field].kind != "json"):
+                    raise CorruptError(self.name, entry.offset, "a dictionary for a field that has none")
+                continue
+            if place not in wanted:
+                raise CorruptError(self.name, entry.offset, f"section {entry.type.decode()} (field {entry.field}, role {entry.role}) is not in the schema")
+            element, count = wanted.pop(place)
+            if entry.element != element or (count is not None and entry.count != count):
+                raise CorruptError(self.name, entry.offset, f"section {entry.type.decode()}: {entry.count} elements of type {entry.element}; {count} of {element} were expected")
+        missing = [place for place in wanted if not self._optional(place)]
+        if missing:
+            type_, number, role = missing[0]
+            raise CorruptError(self.name, self.trailer.directory_offset, f"section {type_.decode()} (field {number}, role {role}) is missing")
+
+    def _wanted(self, number: int, field: FieldMeta) -> dict[tuple[bytes, int, int], tuple[int, int | None]]:
+        rows, column = self.rows, layout.ROLE_CODES
+        places: dict[tuple[bytes, int, int], tuple[int, int | None]] = {(b"COLM", number, column["present"]): (1, rows)}
+        with_payload = self.identity.kind != layout.KIND_INDEX
+        if field.kind != "scalar" and with_payload:
+            places[(b"LOCR", number, 0)] = (13, rows)
+        if field.kind == "tokens" and with_payload:
+            places[(b"TOKN", number, 0)] = (layout.ELEMENT_CODES[self._dtype(field)], None)
+        for role in layout.SIZE_ROLES[field.kind]:
+            element = layout.ROLE_ELEMENTS[column[role]] or layout.ELEMENT_CODES[self._dtype(field)]
+            count = rows * self._ndim(field) if role == "dims" else rows
+            places[(b"COLM", number, column[role])] = (element, count)
+        if field.kind in ("image", "audio") and with_payload:
+            places |= {(b"COLM", number, column[role]): (4, None if role == "aux" else rows) for role in ("aux_first", "aux_count", "aux")}
+        return places
+
+    def _dtype(self, field: FieldMeta) -> np.dtype[Any]:
+        try:
+            return scalar_dtype(field)
+        except ValueError as error:
+            raise CorruptError(self.name, None, str(error)) from error
+
+    def _ndim(self, field: FieldMeta) -> int:
+        ndim = field.params.get("ndim", 0)
+        if not isinstance(ndim, int) or not 0 <= ndim <= 32:
+            raise CorruptError(self.name, None, f"field {field.name!r}: ndim {ndim!r} is not between 0 and 32")
+        return ndim
+
+    def _optional(self, place: tuple[bytes, int, int]) -> bool:
+        return place[0] == b"COLM" and layout.ROLES[place[2]] in ("present", "aux_first", "aux_count", "aux")
+
+    def _check_groups(self) -> None:
+        row = 0
+        for group in self.groups:
+            if group.first != row or not group.count:
+                raise CorruptError(self.name, group.offset, f"row group begins at row {group.first}, expected {row}")
+            row += group.count
+        payload = any(field.kind in layout.GROUP_KINDS for field in self.fields) and self.identity.kind != layout.KIND_INDEX
+        if row != (self.rows if payload else 0):
+            raise CorruptError(self.name, None, f"row groups hold {row} rows, the shard {self.rows}")
+        self._group_starts = np.array([group.offset for group in self.groups], np.int64)
+        self._group_ends = np.array([group.end for group in self.groups], np.int64)
+
+    # -- fields and columns -------------------------------------------------------------------------------------------
+
+    def ordinal(self, field: str) -> int:
+        """Ordinal of a field in this file. Raises :class:`KeyMissingError`."""
+        found = self._ordinals.get(field)
+        if found is None:
+            raise KeyMissingError(f"{self.name}: no field {field!r}; there are {sorted(self._ordinals)}")
+        return found
+
+    def entry(self, field: str, role: str) -> Entry | None:
+        """Directory entry of an index column, or ``None`` if the file has none."""
+        return self._by_place.get((b"COLM", self.ordinal(field), layout.ROLE_CODES[role]))
+
+    @cached_property
+    def _map(self) -> Any:
+        if not isinstance(self.file, LocalFile):
+            raise KeyMissingError(f"{self.name}: only local files can be mapped")
+        return self.file.map()
+
+    def view(self, entry: Entry) -> NDArray[Any]:
+        """Zero-copy, read-only view of a whole blocked section, every block verified. It keeps its mapping alive.
+
+        A file truncated after this call makes touching the view fatal (SIGBUS), as with every mapping.
+        """
+        assert isinstance(self.file, LocalFile)
+        self.file.check_size()
+        raw = np.frombuffer(self._map, np.uint8, entry.length, entry.offset) if entry.length else np.empty(0, np.uint8)
+        for number in self._cache.unverified(self, entry):
+            self._check_block(entry, number, raw[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
+            self._cache.mark_verified(self, entry, number)
+        return raw.view(entry.dtype)
+
+    def column(self, field: str, role: str) -> NDArray[Any] | None:
+        """:meth:`view` of an index column, or ``None`` if the file has none."""
+        entry = self.entry(field, role)
+        return None if entry is None else self.view(entry)
+
+    def tokens(self, field: str) -> NDArray[Any]:
+        """All token ids of the shard as one zero-copy view."""
+        return self.view(self._find(b"TOKN", self.ordinal(field)))
+
+    def _check_block(self, entry: Entry, number: int, data: Any) -> None:
+        if xxh64(data, self.identity.seed) != self._sums[entry.first + number]:
+            at = entry.offset + number * BLOCK_BYTES
+            raise CorruptError(self.name, at, f"block {number} of section {entry.type.decode()} does not match its check")
+
+    def read_blocks(self, entry: Entry, start: int, stop: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with blocks ``start`` to ``stop`` of a blocked section, each verified."""
+        self.file.read_into(buffer, entry.offset + start * BLOCK_BYTES)
+        for number in range(start, stop):
+            at = (number - start) * BLOCK_BYTES
+            self._check_block(entry, number, buffer[at : at + BLOCK_BYTES])
+
+    def take(self, entry: Entry, index: NDArray[np.int64]) -> NDArray[Any]:
+        """Elements of a blocked section by ordinal, owned, verified; through ``pread``. The ordinals must be in range."""
+        return self._cache.take(self, entry, index)
+
+    def gather(self, field: str, role: str, rows: NDArray[np.int64]) -> NDArray[Any] | None:
+        """Index column values of some rows (``dims``: shape (rows, ndim)); ``None`` if the file has no such column."""
+        entry = self.entry(field, role)
+        if entry is None:
+            return None
+        if role != "dims":
+            return self.take(entry, rows)
+        ndim = self._ndim(self.fields[self.ordinal(field)])
+        flat = rows[:, None] * ndim + np.arange(ndim)
+        return self.take(entry, flat.ravel()).reshape(len(rows), ndim)
+
+    def locate(self, field: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
+        """Offsets in the file, lengths in bytes and checks of the payloads of some rows; bounds are verified."""
+        number = self.ordinal(field)
+        kind = self.fields[number].kind
+        locators = self.take(self._find(b"LOCR", number), rows)
+        size_role = "tokens" if kind == "tokens" else "bytes"
+        sizes = self.take(self._find(b"COLM", number, layout.ROLE_CODES[size_role]), rows)
+        starts, lengths = locators["offset"], sizes
+        if kind == "tokens":
+            region = self._find(b"TOKN", number)
+            width = region.dtype.itemsize
+            bad = (starts > region.count) | (lengths > region.count - np.minimum(starts, region.count))
+            self._refuse(field, rows, bad)
+            return (region.offset + starts * np.uint64(width)).astype(np.int64), (lengths * np.uint64(width)).astype(np.int64), locators["check"]
+        bad = (starts > self.file.size) | (lengths > self.file.size)
+        self._refuse(field, rows, bad)
+        begin, length = starts.astype(np.int64), lengths.astype(np.int64)
+        group = np.searchsorted(self._group_starts, begin, side="right") - 1
+        ends = self._group_ends[group] if len(self._group_ends) else np.zeros(len(rows), np.int64)
+        self._refuse(field, rows, (length > 0) & ((group < 0) | (begin + length > ends)))
+        return begin, length, locators["check"]
+
+    def _refuse(self, field: str, rows: NDArray[np.int64], bad: NDArray[np.bool_]) -> None:
+        if bad.any():
+            raise CorruptError(self.name, None, f"field {field!r}, row {int(rows[np.argmax(bad)])}: its payload lies outside its section")
+
+    # -- keys ---------------------------------------------------------------------------------------------------------
+
+    def keys(self, rows: NDArray[np.int64]) -> list[bytes]:
+        """Keys of some rows."""
+        offsets = self.take(self._find(b"KOFF"), np.concatenate([rows, rows + 1])).astype(np.int64)
+        text = self._find(b"KEYS")
+        result = []
+        for row, start, stop in zip(rows.tolist(), offsets[: len(rows)].tolist(), offsets[len(rows) :].tolist(), strict=True):
+            if not 0 <= start <= stop <= text.length or stop - start > layout.MAX_KEY_BYTES:
+                raise CorruptError(self.name, text.offset, f"key of row {row} lies outside the key section")
+            result.append(self.take(text, np.arange(start, stop)).tobytes())
+        return result
+
+    def find(self, key: bytes) -> int | None:
+        """Row of a key, or ``None``. The hash finds candidates, the real key decides."""
+        wanted = np.uint64(xxh64(key))
+        hashes = self._find(b"KHSH")
+        low, high = 0, self.rows
+        while low < high:
+            middle = (low + high) // 2
+            if self.take(hashes, np.array([middle]))[0] < wanted:
+                low = middle + 1
+            else:
+                high = middle
+        while low < self.rows and self.take(hashes, np.array([low]))[0] == wanted:
+            row = int(self.take(self._find(b"KROW"), np.array([low]))[0])
+            if row >= self.rows:
+                raise CorruptError(self.name, self._find(b"KROW").offset, f"a hash points at row {row} of {self.rows}")
+            if self.keys(np.array([row]))[0] == key:
+                return row
+            low += 1
+        return None
+
+
+def check_payloads(file: ShardFile, field: str, rows: Sequence[int], payloads: Sequence[Any], checks: NDArray[np.uint64]) -> None:
+    """Compare payloads with their checks. Raises :class:`CorruptError` naming the row."""
+    seed = file.identity.seed
+    for row, payload, check in zip(rows, payloads, checks.tolist(), strict=True):
+        if xxh64(payload, seed) != check:
+            raise CorruptError(file.name, None, f"field {field!r}, row {row}: the payload does not match its check")
