@@ -59,7 +59,7 @@ class IndexCache:
                 missing = touched[~held.have[touched]].tolist()
             for start, stop in _runs(missing):
                 end = min(stop * BLOCK_BYTES, entry.length)
-                file.read_blocks(entry, start, stop, memoryview(held.data)[start * BLOCK_BYTES : end])
+                file.read_blocks(entry, start, stop, held.data.data[start * BLOCK_BYTES : end])
                 held.have[start:stop] = True
             data = held.data
         result: NDArray[Any] = data.view(entry.dtype)[index]
@@ -72,7 +72,7 @@ class IndexCache:
         buffer = np.empty(BLOCK_BYTES, np.uint8)
         for number in np.unique(block_of).tolist():
             size = min(BLOCK_BYTES, entry.length - number * BLOCK_BYTES)
-            file.read_blocks(entry, number, number + 1, memoryview(buffer)[:size])
+            file.read_blocks(entry, number, number + 1, buffer.data[:size])
             mine = block_of == number
             result[mine] = buffer.view(entry.dtype)[index[mine] - number * (BLOCK_BYTES // width)]
         return result

@@ -28,6 +28,11 @@ def scalar_dtype(field: FieldMeta) -> np.dtype[Any]:
     raise OptionError(f"field {field.name!r} of kind {field.kind} has no valid dtype in its params: {name!r}")
 
 
+def column_dtype(field: FieldMeta, role: str) -> np.dtype[Any]:
+    """Element type of an index column."""
+    return scalar_dtype(field) if role == "value" else ELEMENTS[ROLE_ELEMENTS[ROLE_CODES[role]]]
+
+
 def _typecode(role: str) -> str:
     return _TYPECODES[ROLE_ELEMENTS[ROLE_CODES[role]]]
 

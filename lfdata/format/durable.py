@@ -15,6 +15,7 @@ import errno
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -51,7 +52,7 @@ class OutputFile:
         view = memoryview(data).cast("B")
         while len(view):
             try:
-                written = self.files.call("write", self.path, lambda v=view: os.write(self._descriptor, v), offset=self.position, data=view)
+                written = self.files.call("write", self.path, partial(os.write, self._descriptor, view), offset=self.position, data=view)
             except InterruptedError:
                 continue
             except OSError as error:

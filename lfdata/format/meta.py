@@ -162,7 +162,8 @@ def _check_shards(file: object, manifest: Manifest) -> None:
     names: set[str] = set()
     rows = 0
     for shard in manifest.shards:
-        for entry in (shard, *shard.sidecars):
+        entries: tuple[ShardEntry | SidecarEntry, ...] = (shard, *shard.sidecars)
+        for entry in entries:
             if not entry.file or "/" in entry.file or "\0" in entry.file or entry.file in (".", "..") or entry.file in names:
                 raise CorruptError(file, None, f"shard file name {entry.file!r} is not a plain, unique name")
             if min(entry.bytes, entry.tail) < 0 or entry.tail > entry.bytes:

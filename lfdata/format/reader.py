@@ -7,14 +7,14 @@ never touches a mapping.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lfdata.errors import ChangedError, CorruptError, KeyMissingError, LimitError, TruncatedError
+from lfdata.errors import ChangedError, CorruptError, KeyMissingError, LimitError, TruncatedError, VersionError
 from lfdata.format import layout
 from lfdata.format.cache import IndexCache
 from lfdata.format.columns import scalar_dtype
@@ -105,7 +105,7 @@ class ShardFile:
         for bit in range(64):
             if self.identity.required >> bit & 1:
                 name = self.meta.features.get(str(bit), f"bit {bit}")
-                raise layout.VersionError(self.name, 16, f"needs the feature {name!r}, which this reader lacks. Update lfdata to read it")
+                raise VersionError(self.name, 16, f"needs the feature {name!r}, which this reader lacks. Update lfdata to read it")
         check_fields(self.name, self.meta.fields)
         self.fields: tuple[FieldMeta, ...] = self.meta.fields
         self._ordinals = {field.name: number for number, field in enumerate(self.fields)}
@@ -320,10 +320,10 @@ class ShardFile:
             result.append(self.take(text, np.arange(start, stop)).tobytes())
         return result
 
-    def find(self, key: bytes) -> int | None:
-        """Row of a key, or ``None``. The hash finds candidates, the real key decides."""
+    def find_hash(self, key: bytes) -> Iterator[int]:
+        """Rows whose key has this key's hash, in order."""
         wanted = np.uint64(xxh64(key))
-        hashes = self._find(b"KHSH")
+        hashes, order = self._find(b"KHSH"), self._find(b"KROW")
         low, high = 0, self.rows
         while low < high:
             middle = (low + high) // 2
@@ -332,18 +332,16 @@ class ShardFile:
             else:
                 high = middle
         while low < self.rows and self.take(hashes, np.array([low]))[0] == wanted:
-            row = int(self.take(self._find(b"KROW"), np.array([low]))[0])
+            row = int(self.take(order, np.array([low]))[0])
             if row >= self.rows:
-                raise CorruptError(self.name, self._find(b"KROW").offset, f"a hash points at row {row} of {self.rows}")
-            if self.keys(np.array([row]))[0] == key:
-                return row
+                raise CorruptError(self.name, order.offset, f"a key hash points at row {row} of {self.rows}")
+            yield row
             low += 1
-        return None
 
+    def find(self, key: bytes) -> int | None:
+        """Row of a key, or ``None``. The hash finds candidates, the real key decides."""
+        return next((row for row in self.find_hash(key) if self.keys(np.array([row]))[0] == key), None)
 
-def check_payloads(file: ShardFile, field: str, rows: Sequence[int], payloads: Sequence[Any], checks: NDArray[np.uint64]) -> None:
-    """Compare payloads with their checks. Raises :class:`CorruptError` naming the row."""
-    seed = file.identity.seed
-    for row, payload, check in zip(rows, payloads, checks.tolist(), strict=True):
-        if xxh64(payload, seed) != check:
-            raise CorruptError(file.name, None, f"field {field!r}, row {row}: the payload does not match its check")
+    def key_hashes(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """KHSH and KROW as views: hashes in ascending order, and their rows."""
+        return self.view(self._find(b"KHSH")), self.view(self._find(b"KROW"))

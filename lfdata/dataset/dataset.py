@@ -1,0 +1,346 @@
+"""A data set of many shards: samples by index or key, many at a time, and whole columns.
+
+Opening reads the manifest only; shards open when they are first touched. A data set is pickled as its path and options, whatever
+its size, and may be used after ``fork`` and from threads.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfdata.dataset.ragged import Ragged
+from lfdata.dataset.shard import Shard
+from lfdata.errors import KeyMissingError, OptionError, SampleError
+from lfdata.format.cache import DEFAULT_BUDGET, IndexCache
+from lfdata.format.columns import column_dtype, scalar_dtype
+from lfdata.format.files import DescriptorPool, LocalFile, RangeFile
+from lfdata.format.index import open_index
+from lfdata.format.layout import SIZE_ROLES
+from lfdata.format.meta import MANIFEST, FieldMeta, Manifest, read_manifest
+from lfdata.format.reader import ShardFile
+
+KEY = "__key__"
+MAX_OPEN_SHARDS = 4096
+MAX_DESCRIPTORS = 64
+
+
+class ShardDataset:
+    """Map-style access to a data set written by ``shard-builder``.
+
+    Args:
+        path: directory with ``manifest.json`` (or the manifest itself).
+        fields: names of the fields that samples carry; all by default.
+        index_cache_bytes: memory for index columns, shared by all shards.
+        max_descriptors: open files at a time.
+
+    Raises:
+        FormatError: no manifest, or a damaged or newer one.
+        KeyMissingError: a field the data set does not have.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        fields: Sequence[str] | None = None,
+        *,
+        index_cache_bytes: int = DEFAULT_BUDGET,
+        max_descriptors: int = MAX_DESCRIPTORS,
+    ) -> None:
+        path = Path(path)
+        self.path = path.parent if path.name == MANIFEST else path
+        self._options = (index_cache_bytes, max_descriptors)
+        self._asked = None if fields is None else tuple(fields)
+        self.manifest: Manifest = read_manifest(self.path)
+        self.schema: dict[str, FieldMeta] = {field.name: field for field in self.manifest.fields}
+        self.fields = self._names(fields)
+        ends = np.cumsum([shard.rows for shard in self.manifest.shards], dtype=np.int64)
+        self._starts = np.concatenate([[0], ends]).astype(np.int64)
+        self._pool = DescriptorPool(max_descriptors)
+        self._cache = IndexCache(index_cache_bytes)
+        self._lock = threading.RLock()
+        self._shards: OrderedDict[int, Shard] = OrderedDict()
+        self._index: ShardFile | None = None
+        self._index_tried = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (str(self.path), self._asked, *self._options)
+
+    def __repr__(self) -> str:
+        return f"ShardDataset({str(self.path)!r}, {len(self)} samples in {len(self.manifest.shards)} shards, fields {list(self.schema)})"
+
+    def __len__(self) -> int:
+        return self.manifest.rows
+
+    # -- samples ------------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """One decoded sample: a dict by field name, plus its key (bytes) as ``"__key__"``; an absent field is ``None``.
+
+        Values by kind (all owned and writable): image uint8 or uint16 (height, width, channels); tokens (n,) unsigned;
+        audio ``Audio(samples int16 (frames, channels), rate)``; array as declared; json a Python value; text ``str``;
+        bytes ``bytes``; scalar a numpy scalar.
+
+        Raises:
+            IndexError: out of range. FormatError: a damaged shard. SampleError: a payload that cannot be decoded.
+        """
+        return self.__getitems__([operator.index(index)])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Several samples at once (torch's DataLoader calls this with the indices of a batch)."""
+        columns = self.read_many(indices)
+        names = [KEY, *self.fields]
+        return [dict(zip(names, row, strict=True)) for row in zip(*(columns[name] for name in names), strict=True)]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """All samples in order."""
+        for start in range(0, len(self), 32):
+            yield from self.__getitems__(range(start, min(start + 32, len(self))))
+
+    def read_many(self, indices: Any, fields: Sequence[str] | None = None, *, decode: bool = True) -> dict[str, Any]:
+        """Values of many samples, field by field, in the order of ``indices`` (repeats allowed).
+
+        Args:
+            indices: integers, negative ones from the end.
+            fields: names; the data set's own by default. Only their bytes are read.
+            decode: ``True``: a list of decoded values a field (see ``__getitem__``). ``False``: a :class:`Ragged` of stored
+                bytes a field (scalars: their array), verified against their checks.
+
+        Returns:
+            By field name; with ``decode`` also ``"__key__"``.
+        """
+        rows = self._rows(indices)
+        names = self.fields if fields is None else self._names(fields)
+        parts = self._by_shard(rows)
+        result: dict[str, Any] = {name: self._values(name, rows, parts, decode) for name in names}
+        if decode:
+            result[KEY] = self._keys(rows, parts)
+        return result
+
+    def keys(self, indices: Any) -> list[bytes]:
+        """Keys of some samples."""
+        rows = self._rows(indices)
+        return self._keys(rows, self._by_shard(rows))
+
+    def index_of(self, key: bytes | str) -> int:
+        """Index of the sample with this key (``str`` is taken as UTF-8). Raises :class:`KeyMissingError`."""
+        wanted = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else bytes(key)
+        index = self.index()
+        if index is not None:
+            for row in index.find_hash(wanted):
+                if 0 <= row < len(self) and self.keys([row])[0] == wanted:
+                    return row
+        else:
+            for number in range(len(self.manifest.shards)):
+                row_in_shard = self._shard(number).base.find(wanted)
+                if row_in_shard is not None:
+                    return int(self._starts[number]) + row_in_shard
+        raise KeyMissingError(f"{self.path}: no sample with key {wanted!r}")
+
+    def read_audio(self, index: int, field: str, start: int, stop: int) -> NDArray[np.int16]:
+        """Frames ``start`` to ``stop`` (clipped to the recording) of an audio field: int16, (frames, channels), owned.
+
+        Reads and verifies the covering chunks only. Raises :class:`SampleError` if the sample has no such field.
+        """
+        rows = self._rows([index])
+        number, _ = self._by_shard(rows)[0]
+        local = rows - self._starts[number]
+        shard = self._shard(number)
+        if self.schema.get(field, FieldMeta(field, "")).kind != "audio":
+            raise OptionError(f"{self.path}: field {field!r} is not audio")
+        if not shard.present(field, local)[0]:
+            raise SampleError("absent", "the sample has no such recording", field=field, key=self.keys([index])[0], path=shard.name)
+        return shard.read_frames(field, local, start, stop)
+
+    # -- columns ------------------------------------------------------------------------------------------------------
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A whole index column, verified: ``"label"`` for a scalar field, ``"image.width"`` for a size.
+
+        Returns:
+            Read-only, shape (n,) ((n, ndim) for dims), in sample order. A view of one mapping, kept alive by it, if the data set has a
+            consolidated index or one shard; a copy otherwise. Absent values are 0: see :meth:`present`.
+        """
+        field, _, role = name.rpartition(".") if name not in self.schema else (name, "", "value")
+        if field not in self.schema or role not in SIZE_ROLES[self.schema[field].kind]:
+            raise KeyMissingError(f"{self.path}: no column {name!r}; there are {self.columns}")
+        data = self._column(field, role)
+        assert data is not None
+        if role == "dims":
+            data = data.reshape(len(self), -1)
+        return data
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of all columns."""
+        return [
+            field.name if role == "value" else f"{field.name}.{role}" for field in self.manifest.fields for role in SIZE_ROLES[field.kind]
+        ]
+
+    def present(self, field: str) -> NDArray[np.bool_]:
+        """Which samples have a field: bool, shape (n,)."""
+        data = self._column(self._names([field])[0], "present")
+        return np.ones(len(self), bool) if data is None else data.astype(bool)
+
+    def tokens(self, field: str, shard: int) -> NDArray[Any]:
+        """All token ids of one shard as one zero-copy, read-only view."""
+        self._names([field])
+        return self._shard(shard).file_of(field).tokens(field)
+
+    def index(self) -> ShardFile | None:
+        """The consolidated index, if there is one that belongs to this manifest."""
+        with self._lock:
+            if not self._index_tried:
+                self._index = open_index(self.path, self.manifest, self._pool, self._cache)
+                self._index_tried = True
+            return self._index
+
+    def _column(self, field: str, role: str) -> NDArray[Any] | None:
+        index = self.index()
+        if index is not None:
+            return index.column(field, role)
+        parts = [self.shard_column(number, field, role) for number in range(len(self.manifest.shards))]
+        if all(part is None for part in parts):
+            if role == "present":
+                return None
+            return np.empty(0, column_dtype(self.schema[field], role))
+        filled = [np.ones(s.rows, "u1") if part is None else part for part, s in zip(parts, self.manifest.shards, strict=True)]
+        if len(filled) == 1:
+            return filled[0]
+        joined = np.concatenate(filled)
+        joined.flags.writeable = False
+        return joined
+
+    def shard_column(self, number: int, field: str, role: str) -> NDArray[Any] | None:
+        """One shard's column as a view of its mapping."""
+        return self._shard(number).file_of(field).column(field, role)
+
+    # -- lifetime -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close descriptors and forget open shards; views handed out stay valid. The data set reopens on use."""
+        with self._lock:
+            self._shards.clear()
+            self._index, self._index_tried = None, False
+            self._pool.close()
+
+    def shard(self, number: int) -> Shard:
+        """An open shard, for tools."""
+        return self._shard(number)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _names(self, fields: Sequence[str] | None) -> tuple[str, ...]:
+        if fields is None:
+            return tuple(self.schema)
+        if isinstance(fields, str):
+            raise OptionError(f"fields must be a sequence of names, not the text {fields!r}")
+        unknown = [name for name in fields if name not in self.schema]
+        if unknown:
+            raise KeyMissingError(f"{self.path}: no field {unknown[0]!r}; there are {list(self.schema)}")
+        return tuple(dict.fromkeys(fields))
+
+    def _rows(self, indices: Any) -> NDArray[np.int64]:
+        given = np.asarray(indices)
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+            raise OptionError(f"indices must be a one-dimensional sequence of integers, not {given.dtype} of shape {given.shape}")
+        rows = given.astype(np.int64)
+        rows = np.where(rows < 0, rows + len(self), rows)
+        bad = (rows < 0) | (rows >= len(self))
+        if bad.any():
+            raise IndexError(f"{self.path}: index {given[int(np.argmax(bad))]} of {len(self)} samples")
+        return rows
+
+    def _by_shard(self, rows: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
+        """Shards touched, each with the positions in ``rows`` that lie in it."""
+        shard_of = np.searchsorted(self._starts, rows, side="right") - 1
+        if len(rows) and shard_of[0] == shard_of[-1] and (shard_of == shard_of[0]).all():
+            return [(int(shard_of[0]), np.arange(len(rows)))]
+        return [(int(number), np.flatnonzero(shard_of == number)) for number in np.unique(shard_of)]
+
+    def _shard(self, number: int) -> Shard:
+        with self._lock:
+            shard = self._shards.get(number)
+            if shard is None:
+                shard = Shard(self.manifest.shards[number], self._open_file, self.schema, self._cache)
+                self._shards[number] = shard
+                if len(self._shards) > MAX_OPEN_SHARDS:
+                    self._shards.popitem(last=False)
+            return shard
+
+    def _open_file(self, name: str, size: int) -> RangeFile:
+        del size
+        return LocalFile(self.path / name, self._pool)
+
+    def _keys(self, rows: NDArray[np.int64], parts: list[tuple[int, NDArray[np.int64]]]) -> list[bytes]:
+        keys = [b""] * len(rows)
+        for number, where in parts:
+            for place, key in zip(where.tolist(), self._shard(number).base.keys(rows[where] - self._starts[number]), strict=True):
+                keys[place] = key
+        return keys
+
+    def _values(self, name: str, rows: NDArray[np.int64], parts: list[tuple[int, NDArray[np.int64]]], decode: bool) -> Any:
+        if self.schema[name].kind == "scalar":
+            return self._scalars(name, rows, parts, decode)
+        ragged = self._payloads(name, rows, parts)
+        if not decode:
+            return ragged
+        values: list[Any] = [None] * len(rows)
+        view = ragged.values.data
+        offsets = ragged.offsets.tolist()
+        for number, where in parts:
+            shard = self._shard(number)
+            local = rows[where] - self._starts[number]
+            decoder = shard.decoder(name)
+            sizes = {role: data.tolist() for role, data in shard.sizes(name, local).items()}
+            for position, place in enumerate(where.tolist()):
+                if not ragged.present[place]:
+                    continue
+                mine = {role: data[position] for role, data in sizes.items()}
+                if "dims" in mine:
+                    mine["dims"] = tuple(mine["dims"])
+                try:
+                    values[place] = decoder.decode(view[offsets[place] : offsets[place + 1]], mine)
+                except SampleError as error:
+                    error.field, error.path = name, f"{shard.name}, row {int(local[position])}, index {int(rows[place])}"
+                    error.key = shard.base.keys(local[position : position + 1])[0]
+                    raise
+        return values
+
+    def _scalars(self, name: str, rows: NDArray[np.int64], parts: list[tuple[int, NDArray[np.int64]]], decode: bool) -> Any:
+        result = np.zeros(len(rows), scalar_dtype(self.schema[name]))
+        present = np.ones(len(rows), bool)
+        for number, where in parts:
+            local = rows[where] - self._starts[number]
+            result[where] = self._shard(number).scalars(name, local)
+            present[where] = self._shard(number).present(name, local)
+        if not decode:
+            return result
+        return [value if there else None for value, there in zip(result, present.tolist(), strict=True)]
+
+    def _payloads(self, name: str, rows: NDArray[np.int64], parts: list[tuple[int, NDArray[np.int64]]]) -> Ragged:
+        lengths = np.zeros(len(rows), np.int64)
+        present = np.ones(len(rows), bool)
+        located = []
+        for number, where in parts:
+            local = rows[where] - self._starts[number]
+            found = self._shard(number).lengths(name, local)
+            present[where] = self._shard(number).present(name, local)
+            lengths[where] = found[1]
+            located.append((number, local, found, where))
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        out = np.empty(int(offsets[-1]), np.uint8)
+        for number, local, found, where in located:
+            self._shard(number).read(name, local, found, out, offsets[where])
+        return Ragged(out, offsets, present)
+
+
+def _reopen(path: str, fields: Sequence[str] | None, index_cache_bytes: int, max_descriptors: int) -> ShardDataset:
+    return ShardDataset(path, fields, index_cache_bytes=index_cache_bytes, max_descriptors=max_descriptors)

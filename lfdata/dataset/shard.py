@@ -1,0 +1,156 @@
+"""One shard of a data set: its base file and sidecars seen as one set of fields, and reading values from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfdata.codecs.base import Decoder
+from lfdata.codecs.registry import make_decoder
+from lfdata.errors import ChangedError, CorruptError, KeyMissingError
+from lfdata.format.cache import IndexCache
+from lfdata.format.files import RangeFile
+from lfdata.format.layout import SIZE_ROLES, xxh64
+from lfdata.format.meta import FieldMeta, ShardEntry
+from lfdata.format.reader import ShardFile
+
+
+class Shard:
+    """A base shard with its sidecars, all open.
+
+    Args:
+        entry: the shard's manifest entry.
+        open_file: opens a file of the data set by name and expected size.
+        fields: the data set's effective schema by name.
+        remote: open by tail offset alone (one range request a file).
+    """
+
+    def __init__(
+        self, entry: ShardEntry, open_file: Callable[[str, int], RangeFile], fields: Mapping[str, FieldMeta], cache: IndexCache, remote: bool = False
+    ) -> None:
+        self.entry = entry
+        self.name = entry.file
+        identity = bytes.fromhex(entry.id)
+        parts = [(entry.file, entry.bytes, entry.tail, bytes(16))]
+        parts += [(side.file, side.bytes, side.tail, bytes.fromhex(side.part)) for side in entry.sidecars]
+        self.files: list[ShardFile] = []
+        for name, size, tail, part in parts:
+            file = open_file(name, size)
+            if file.size != size:
+                raise ChangedError(file.name, None, f"the file has {file.size} bytes; the manifest says {size}")
+            self.files.append(ShardFile(file, tail if remote else None, (identity, part, entry.rows), cache))
+        self.base = self.files[0]
+        self.rows = entry.rows
+        self._of_field: dict[str, ShardFile] = {}
+        for shard_file in self.files:
+            for field in shard_file.fields:
+                self._of_field[field.name] = shard_file
+        for name, field in fields.items():
+            stored = self.file_of(name).fields[self.file_of(name).ordinal(name)]
+            if stored.kind != field.kind:
+                raise CorruptError(self.name, None, f"field {name!r} is of kind {stored.kind}; the manifest says {field.kind}")
+        self._decoders: dict[str, Decoder] = {}
+
+    def file_of(self, field: str) -> ShardFile:
+        """The file that holds a field: the last sidecar that has it, else the base."""
+        found = self._of_field.get(field)
+        if found is None:
+            raise KeyMissingError(f"{self.name}: no field {field!r}; there are {sorted(self._of_field)}")
+        return found
+
+    def field(self, name: str) -> FieldMeta:
+        """A field as this shard stores it."""
+        file = self.file_of(name)
+        return file.fields[file.ordinal(name)]
+
+    def decoder(self, name: str) -> Decoder:
+        """The decoder of a field, made once."""
+        decoder = self._decoders.get(name)
+        if decoder is None:
+            field = self.field(name)
+            dictionary = self.file_of(name).dictionaries.get(name)
+            decoder = self._decoders[name] = make_decoder(field.kind, field.params, dictionary)
+        return decoder
+
+    def present(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of the rows have the field."""
+        found = self.file_of(name).gather(name, "present", rows)
+        return np.ones(len(rows), bool) if found is None else found.astype(bool)
+
+    def sizes(self, name: str, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Size columns of a field by role, one element a row (``dims``: one row of ndim a row)."""
+        file = self.file_of(name)
+        found = {role: file.gather(name, role, rows) for role in SIZE_ROLES[self.field(name).kind] if role != "value"}
+        return {role: data for role, data in found.items() if data is not None}
+
+    def scalars(self, name: str, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Values of a scalar field."""
+        found = self.file_of(name).gather(name, "value", rows)
+        assert found is not None
+        return found
+
+    def lengths(self, name: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
+        """Offset, length and check of payloads."""
+        return self.file_of(name).locate(name, rows)
+
+    def read(
+        self,
+        name: str,
+        rows: NDArray[np.int64],
+        located: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]],
+        out: NDArray[np.uint8],
+        places: NDArray[np.int64],
+    ) -> None:
+        """Read payloads into ``out`` at ``places`` and compare each with its check; absent rows have length 0 and are skipped."""
+        offsets, lengths, checks = located
+        file = self.file_of(name)
+        order = np.argsort(offsets, kind="stable")
+        order = order[lengths[order] > 0]
+        if not len(order):
+            return
+        starts, sizes, targets = offsets[order], lengths[order], places[order]
+        # Payloads that follow each other both in the file and in the buffer are one read.
+        joined = (starts[1:] == starts[:-1] + sizes[:-1]) & (targets[1:] == targets[:-1] + sizes[:-1])
+        cuts = np.concatenate([[0], np.flatnonzero(~joined) + 1, [len(order)]])
+        view = out.data
+        for first, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
+            begin, end = int(targets[first]), int(targets[stop - 1] + sizes[stop - 1])
+            file.file.read_into(view[begin:end], int(starts[first]))
+        seed = file.identity.seed
+        for number, place, size, check in zip(order.tolist(), targets.tolist(), sizes.tolist(), checks[order].tolist(), strict=True):
+            if xxh64(view[place : place + size], seed) != check:
+                raise CorruptError(
+                    file.name, int(offsets[number]), f"field {name!r}, row {int(rows[number])}: the payload does not match its check"
+                )
+
+    def read_frames(self, name: str, rows: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int16]:
+        """Frames of one recording, from the chunks that cover them."""
+        file = self.file_of(name)
+        sizes = self.sizes(name, rows)
+        frames, channels = int(sizes["frames"][0]), int(sizes["channels"][0])
+        start, stop = max(0, min(start, frames)), max(0, min(stop, frames))
+        if start >= stop:
+            return np.empty((0, channels), np.int16)
+        chunk = int(self.field(name).params["chunk_frames"])
+        offset, length, _ = self.lengths(name, rows)
+        width = channels * 2
+        if int(length[0]) != frames * width:
+            raise CorruptError(file.name, int(offset[0]), f"field {name!r}, row {int(rows[0])}: {int(length[0])} bytes for {frames} frames")
+        first, last = start // chunk, -(-stop // chunk)
+        aux_first, aux = file.gather(name, "aux_first", rows), file.entry(name, "aux")
+        if aux_first is None or aux is None or int(aux_first[0]) + last > aux.count:
+            raise CorruptError(file.name, int(offset[0]), f"field {name!r}, row {int(rows[0])}: its chunk checks are missing")
+        checks = file.take(aux, np.arange(int(aux_first[0]) + first, int(aux_first[0]) + last))
+        begin, end = first * chunk * width, min(last * chunk, frames) * width
+        data = np.empty(end - begin, np.uint8)
+        view = data.data
+        file.file.read_into(view, int(offset[0]) + begin)
+        for number, check in enumerate(checks.tolist()):
+            at = number * chunk * width
+            if xxh64(view[at : at + chunk * width], file.identity.seed) != check:
+                raise CorruptError(file.name, int(offset[0]) + begin + at, f"field {name!r}, row {int(rows[0])}: chunk {first + number} does not match its check")
+        samples = data.view("<i2").reshape(-1, channels)
+        return samples[start - first * chunk : stop - first * chunk].astype(np.int16)
