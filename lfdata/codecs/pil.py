@@ -1,0 +1,136 @@
+"""The only door to PIL's decoders: strict, bounded, one error type, the same through pillow and pillow-simd.
+
+Plugins are called directly, not through ``PIL.Image.open``: the format is known from the content, PIL's own pixel limit (a
+process-wide setting that only warns up to twice its value) neither helps nor gets in the way, and the reason a plugin gives
+("bad header checksum") is not replaced by "cannot identify image file".
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from typing import Any
+
+from PIL import BmpImagePlugin, GifImagePlugin, IcoImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin
+from PIL import TiffImagePlugin, WebPImagePlugin, features
+
+from lfdata.codecs import jpeg
+from lfdata.codecs.base import Buffer
+from lfdata.codecs.containers import check_pixels, walk
+from lfdata.codecs.sniff import IMAGE_FORMATS, LFS_ADVICE, is_lfs_pointer, sniff
+from lfdata.errors import LfdataError, SampleError
+
+MAX_PIXELS = 200_000_000
+"""Default limit of width x height: above every camera, below what would take more than 800 MB decoded."""
+
+_PLUGINS: dict[str, Callable[[BytesIO, str], ImageFile.ImageFile]] = {
+    "jpeg": JpegImagePlugin.JpegImageFile,  # not jpeg_factory: an MPO is read as the JPEG it begins with
+    "png": PngImagePlugin.PngImageFile,
+    "webp": WebPImagePlugin.WebPImageFile,
+    "gif": GifImagePlugin.GifImageFile,
+    "tiff": TiffImagePlugin.TiffImageFile,
+    "bmp": BmpImagePlugin.BmpImageFile,
+    "ico": IcoImagePlugin.IcoImageFile,
+}
+
+_strict_lock = threading.Lock()
+_strict_users = 0
+_strict_saved = False
+
+
+def supported_formats() -> tuple[str, ...]:
+    """Formats this PIL decodes, of :data:`lfdata.codecs.sniff.IMAGE_FORMATS`."""
+    have = {"jpeg": features.check("jpg"), "webp": features.check("webp"), "avif": features.check("avif"), "png": features.check("zlib")}
+    return tuple(f for f in IMAGE_FORMATS if have.get(f, True))
+
+
+@contextmanager
+def strict_pil() -> Iterator[None]:
+    """Run PIL with ``LOAD_TRUNCATED_IMAGES`` off and every exception as :class:`SampleError`.
+
+    A program may have set that flag for its own use: it is off while at least one thread is inside, then as it was.
+    """
+    global _strict_users, _strict_saved
+    with _strict_lock:
+        if _strict_users == 0:
+            _strict_saved = ImageFile.LOAD_TRUNCATED_IMAGES
+        ImageFile.LOAD_TRUNCATED_IMAGES = False
+        _strict_users += 1
+    try:
+        yield
+    except LfdataError:
+        raise
+    except Exception as error:
+        raise _translate(error) from error
+    finally:
+        with _strict_lock:
+            _strict_users -= 1
+            if _strict_users == 0:
+                ImageFile.LOAD_TRUNCATED_IMAGES = _strict_saved
+
+
+def _translate(error: Exception) -> SampleError:
+    """PIL and its plugins raise OSError, SyntaxError, ValueError, struct.error, ZeroDivisionError, MemoryError and more."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, MemoryError):
+        return SampleError("memory", f"not enough memory to decode this picture: {text}")
+    if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
+        return SampleError("pixel-limit", text)
+    if isinstance(error, EOFError) or "truncated" in text.lower() or "not enough image data" in text.lower():
+        return SampleError("truncated", text if "truncated" in text.lower() else f"truncated: {text}")
+    return SampleError("corrupt", f"cannot be decoded: {text}")
+
+
+def identify(data: Buffer) -> str:
+    """Format of a picture file by content. Raises :class:`SampleError`: ``empty``, ``lfs-pointer``, ``not-image``, ``unsupported``."""
+    if len(data) == 0:
+        raise SampleError("empty", "the file is empty")
+    if is_lfs_pointer(data):
+        raise SampleError("lfs-pointer", LFS_ADVICE)
+    fmt = sniff(data)
+    if fmt not in IMAGE_FORMATS:
+        what = f"content is {fmt}" if fmt else f"content begins with {bytes(memoryview(data)[:8]).hex(' ')}"
+        raise SampleError("not-image", f"not a picture this package reads ({what}; known: {', '.join(IMAGE_FORMATS)})")
+    if fmt not in supported_formats():
+        raise SampleError("unsupported", f"this PIL ({Image.__version__}) was built without {fmt.upper()}")
+    return fmt
+
+
+def open_image(data: bytes, fmt: str, max_pixels: int = MAX_PIXELS) -> ImageFile.ImageFile:
+    """Open ``data`` as ``fmt`` (from :func:`identify`), its first frame not yet decoded; call inside :func:`strict_pil`.
+
+    Structure and size are checked before PIL allocates. Raises :class:`SampleError` ``pixel-limit``, ``truncated``, ``crc``,
+    ``corrupt``.
+    """
+    walk(data, fmt, max_pixels)
+    image = _plugin(fmt)(BytesIO(jpeg.guard(data) if fmt == "jpeg" else data), "")
+    check_pixels(*image.size, max_pixels)
+    return image
+
+
+def _plugin(fmt: str) -> Callable[[BytesIO, str], Any]:
+    if fmt == "avif":
+        from PIL import AvifImagePlugin  # absent from older PILs: the rest must still work there
+
+        return AvifImagePlugin.AvifImageFile
+    return _PLUGINS[fmt]
+
+
+def check_all_frames(data: bytes, fmt: str, max_pixels: int) -> int:
+    """Decode every frame of an animation or page of a TIFF; returns their number; call inside :func:`strict_pil`.
+
+    The pixels of all frames together may not exceed ``max_pixels``: time is bounded as memory is.
+    """
+    image = open_image(data, fmt, max_pixels)
+    frames = int(getattr(image, "n_frames", 1))
+    total = 0
+    for index in range(frames):
+        if index:
+            image.seek(index)
+        total += image.width * image.height
+        if total > max_pixels:
+            raise SampleError("pixel-limit", f"{frames} frames have more than {max_pixels} pixels together")
+        image.load()
+    return frames
