@@ -1,4 +1,4 @@
-"""From whatever a file holds to one of five forms: L, LA, RGB, RGBA at 8 bit, or H x W x C uint16. Colour, alpha, depth, upright."""
+"""From whatever a file holds to L, LA, RGB or RGBA at 8 bit, or H x W x C uint16: colour, alpha, depth, the right way up."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NO_CACHE = 0x0040  # lcms: transforms are shared between threads
 
 @dataclass(slots=True)
 class Picture:
-    """A picture in a canonical form: ``image`` (mode L, LA, RGB or RGBA) or ``deep`` (H x W x C uint16, C 1 to 4), one is set."""
+    """A picture in canonical form: either ``image`` (mode L, LA, RGB, RGBA) or ``deep`` (H x W x C uint16, C 1 to 4) is set."""
 
     image: Image.Image | None = None
     deep: NDArray[np.uint16] | None = None
@@ -80,7 +80,7 @@ def read_picture(data: bytes, fmt: str, policy: ImagePolicy) -> Picture:
         if policy.animation == "error":
             raise SampleError("animated", "more than one frame, and animation=error")
         if policy.animation == "first":
-            out.warnings.append("animated: the first frame is stored")
+            out.warnings.append("more than one frame: the first is stored")
     rawmode = _rawmode(image)
     deep = _read_deep(data, fmt, image, rawmode, policy.max_pixels)
     if deep is None:
@@ -240,7 +240,7 @@ def canonical(
     elif mode not in _CHANNELS:
         to = {"1": "L", "La": "LA", "RGBa": "RGBA", "RGBX": "RGB", "YCbCr": "RGB", "HSV": "RGB"}.get(mode)
         if to is None:
-            raise SampleError("unsupported", f"pixels of PIL mode {mode}: not a picture of 8 or 16 bits; kind array stores such values")
+            raise SampleError("unsupported", f"pixels of PIL mode {mode} are not 8 or 16 bits: kind array stores such values")
         image = image.convert(to)
     return to_srgb(image, profile, warnings)
 

@@ -40,21 +40,22 @@ def walk(data: bytes, fmt: str, limit: int) -> Size | None:
     """Check the structure of ``data`` (of format ``fmt``, see :mod:`lfdata.codecs.sniff`).
 
     Returns (width, height) in pixels as the header claims, or ``None`` for formats whose header PIL reads without allocating
-    (``tiff``, ``avif``). Raises :class:`SampleError`: ``pixel-limit`` over ``limit`` pixels, ``truncated``, ``crc``, ``corrupt``.
+    (``tiff``, ``avif``). Raises :class:`SampleError`: ``pixel-limit`` (over ``limit`` pixels), ``truncated``, ``crc``,
+    ``corrupt``.
     """
     walker = _WALKERS.get(fmt)
     return walker(data, limit) if walker else None
 
 
-def _walk_png(data: bytes, limit: int) -> Size:
-    pos, size, idat, need = 8, None, 0, 0
+def _walk_png(data: bytes, limit: int, start: int = 8) -> Size:
+    pos, size, idat, need = start, None, 0, 0
     while True:
         if pos + 12 > len(data):
             raise truncated(f"PNG ends at byte {len(data)} without its IEND chunk")
         length, name = struct.unpack_from(">I4s", data, pos)
         end = pos + 12 + length
         if end > len(data):
-            raise truncated(f"PNG chunk {_name(name)} at byte {pos} needs {length} bytes, {max(0, len(data) - pos - 12)} are there")
+            raise truncated(f"PNG chunk {_name(name)} at byte {pos} needs {length} bytes, {len(data) - pos - 12} are there")
         if zlib.crc32(memoryview(data)[pos + 4 : end - 4]) != int.from_bytes(data[end - 4 : end], "big"):
             raise SampleError("crc", f"PNG chunk {_name(name)} at byte {pos} has a bad CRC")
         if size is None:
@@ -69,6 +70,19 @@ def _walk_png(data: bytes, limit: int) -> Size:
     if idat * DEFLATE_MAX_RATIO < need:
         raise truncated(f"PNG of {size[0]}x{size[1]} pixels has only {idat} bytes of pixel data")
     return size
+
+
+def damaged_png(data: bytes, limit: int) -> SampleError | None:
+    """The error for a PNG whose signature is damaged, as a transfer as text does; ``None`` when ``data`` is no such thing."""
+    start = data[:24].find(b"\0\0\0\x0dIHDR")
+    if start < 0 or b"PNG" not in data[:start]:
+        return None
+    signature = f"PNG signature is damaged: {data[:start].hex(' ')}, a transfer as text does that"
+    try:
+        _walk_png(data, limit, start)
+    except SampleError as error:
+        return SampleError(error.code, f"{signature}; {error.reason}")
+    return corrupt(signature)
 
 
 def _png_header(ihdr: bytes, limit: int) -> tuple[Size, int]:

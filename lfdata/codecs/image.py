@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from lfdata.codecs import jpeg
 from lfdata.codecs.base import Buffer, Encoded
@@ -19,7 +20,7 @@ from lfdata.codecs.color import Picture, finish, image_from_array, read_picture
 from lfdata.codecs.containers import check_pixels, truncated, walk
 from lfdata.codecs.image_policy import ImagePolicy
 from lfdata.codecs.image_store import resize, write
-from lfdata.codecs.pil import MAX_PIXELS, check_all_frames, identify, strict_pil
+from lfdata.codecs.pil import MAX_PIXELS, check_all_frames, identify, open_image, strict_pil
 from lfdata.codecs.pil_versions import pil_report
 from lfdata.codecs.sniff import sniff
 from lfdata.errors import OptionError, SampleError
@@ -30,7 +31,6 @@ IMAGE_CODECS = {"webp": 1, "jpeg": 2, "png": 3, "raw": 4, "gif": 5, "tiff": 6, "
 """Values of the column ``codec``: fixed for ever, new ones are appended. 0 is an absent value."""
 
 _CODEC_NAMES = {number: name for name, number in IMAGE_CODECS.items()}
-_CHUNK_LOSSY = (b"VP8 ",)
 
 
 class ImageEncoder:
@@ -63,7 +63,7 @@ class ImageEncoder:
                 picture = read_picture(data, fmt, policy)
             if policy.role != "picture" and _is_lossy(data, fmt):
                 if policy.codec == "keep":
-                    raise SampleError("lossy-mask", f"role={policy.role}, but this {fmt} file is lossy: labels in it are not exact")
+                    raise SampleError("lossy-mask", f"role={policy.role}, but this {fmt} file is lossy")
                 picture.warnings.append(f"role={policy.role}, but the source file is a lossy {fmt}")
             if policy.codec == "keep":
                 return self._keep(data, fmt, picture)
@@ -77,7 +77,7 @@ class ImageEncoder:
         if fmt not in IMAGE_CODECS:
             raise SampleError("unsupported", f"{fmt} files cannot be kept as they are: use codec=webp or codec=png")
         with strict_pil():
-            if fmt != "jpeg" and fmt != "bmp":
+            if fmt not in ("jpeg", "bmp"):
                 check_all_frames(data, fmt, self.policy.max_pixels)
             if self.policy.transcode and fmt == "jpeg" and jpeg.parse(data).progressive:
                 before, data = picture.array(), jpeg.to_baseline(data)
@@ -133,8 +133,6 @@ def _is_lossy(data: bytes, fmt: str) -> bool:
         return False
     if fmt == "tiff":
         with strict_pil():
-            from lfdata.codecs.pil import open_image
-
             return str(open_image(data, fmt, MAX_PIXELS).info.get("compression")) in ("jpeg", "tiff_jpeg", "webp")
     return fmt in ("jpeg", "avif")
 
@@ -246,8 +244,6 @@ def _fit_channels(picture: Picture, channels: int, codec: str) -> None:
     if channels == 1 and picture.channels == 3:
         picture.image = picture.image.getchannel(0)
     elif channels == 2 and picture.channels == 4:
-        from PIL import Image
-
         picture.image = Image.merge("LA", (picture.image.getchannel(0), picture.image.getchannel(3)))
 
 

@@ -43,6 +43,7 @@ class ImagePolicy:
 
     Attributes:
         codec: ``webp``: the smallest files at equal quality; decodes slower than ``jpeg``, which suits CPU-bound training.
+            Depth defaults to ``png``, since most depth maps have 16 bits and webp has 8.
         quality: 0 to 100. webp 80: visually close to JPEG 90 at about half its bytes; jpeg 90: below it, blocks show in crops;
             ``None`` where it has no meaning.
         lossless: webp without loss. Off for pictures (size), always on for masks and depth.
@@ -90,8 +91,8 @@ class ImagePolicy:
     def from_options(cls, options: Mapping[str, str]) -> ImagePolicy:
         """Read textual options. Raises :class:`OptionError` (listing what is valid) for an unknown, bad or senseless one."""
         reader = OptionReader("image", options, VALID)
-        codec = reader.choice("codec", CODECS, "webp")
         role = reader.choice("role", ROLES, "picture")
+        codec = reader.choice("codec", CODECS, "png" if role == "depth" else "webp")
         labels = role != "picture"
         lossless = _yes(reader, "lossless", labels and codec == "webp")
         policy = cls(
@@ -120,13 +121,21 @@ class ImagePolicy:
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> ImagePolicy:
         """The policy stored in a shard's schema by :meth:`to_params`. Raises :class:`OptionError` when it makes no sense."""
-        names = {f.name for f in dataclasses.fields(cls)}
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in params.items() if k in names}
+        values: dict[str, Any] = {}
+        for known in dataclasses.fields(cls):
+            value = params.get(known.name, known.default)
+            if isinstance(value, list):
+                value = tuple(value)
+            optional = known.name in ("quality", "longest", "shorter", "exact")
+            wanted = tuple if known.name == "exact" else int if optional else type(known.default)
+            if not (optional and value is None) and type(value) is not wanted:
+                raise OptionError(f"image: stored {known.name}={value!r} is not {VALID[known.name]}")
+            values[known.name] = value
         policy = cls(**values)
         for name, valid in (("codec", CODECS), ("role", ROLES), ("icc", ("srgb", "ignore")), ("bits16", ("scale", "keep"))):
             if getattr(policy, name) not in valid:
                 raise OptionError(f"image: stored {name}={getattr(policy, name)!r} is none of {', '.join(valid)}")
-        if not isinstance(policy.alpha, str) or (policy.alpha not in ("keep", "drop") and blend_colour(policy.alpha) is None):
+        if policy.alpha not in ("keep", "drop") and blend_colour(policy.alpha) is None:
             raise OptionError(f"image: stored alpha={policy.alpha!r} is not {VALID['alpha']}")
         return policy
 
@@ -195,7 +204,7 @@ def _check(policy: ImagePolicy, reader: OptionReader) -> None:
         raise OptionError("image: animation=keep needs codec=keep; else animation=first or animation=error")
     if policy.role == "picture":
         if policy.resample == "nearest":
-            raise OptionError("image: resample=nearest is for role=mask and role=depth; valid here: lanczos, bicubic, bilinear, box")
+            raise OptionError("image: resample=nearest is for masks and depth; valid here: lanczos, bicubic, bilinear, box")
         if policy.bits16 == "keep" and policy.codec in ("webp", "jpeg"):
             raise OptionError(f"image: codec={policy.codec} holds 8 bits: bits16=scale, or codec=png or codec=raw")
         return

@@ -54,14 +54,14 @@ def resize(picture: Picture, policy: ImagePolicy) -> None:
     assert picture.deep is not None
     deep = picture.deep
     weigh = deep.shape[2] in (2, 4) and policy.resample != "nearest"
-    opacity = deep[:, :, -1].astype(np.float32) / 65535 if weigh else None
+    opacity = deep[:, :, -1].astype(np.float32) / np.float32(65535) if weigh else None
     planes = [deep[:, :, c].astype(np.float32) for c in range(deep.shape[2])]
     if opacity is not None:
-        planes = [*(p * opacity for p in planes[:-1]), planes[-1]]
+        planes[:-1] = [p * opacity for p in planes[:-1]]
     planes = [np.asarray(Image.fromarray(p).resize(size, how)) for p in planes]
     if opacity is not None:
-        weight = np.maximum(planes[-1], 0.5) / 65535
-        planes = [*(p / weight for p in planes[:-1]), planes[-1]]
+        weight = np.maximum(planes[-1], np.float32(0.5)) / np.float32(65535)
+        planes[:-1] = [p / weight for p in planes[:-1]]
     picture.deep = np.clip(np.rint(np.stack(planes, axis=2)), 0, 65535).astype(np.uint16)
 
 
@@ -70,7 +70,9 @@ def write(picture: Picture, policy: ImagePolicy) -> bytes:
     codec = policy.codec
     limit = _MAX_SIDE.get(codec)
     if limit is not None and max(picture.size) > limit:
-        raise SampleError("codec-limit", f"{picture.size[0]}x{picture.size[1]}: {codec} holds sides up to {limit}; use longest={limit}")
+        raise SampleError(
+            "codec-limit", f"{picture.size[0]}x{picture.size[1]}: {codec} holds sides up to {limit}; use longest={limit}"
+        )
     if picture.deep is not None and codec in ("webp", "jpeg"):
         raise SampleError("bits16", f"16-bit samples do not fit codec={codec}: codec=png or codec=raw")
     if codec == "raw":
@@ -91,7 +93,9 @@ def _save(image: Image.Image, policy: ImagePolicy) -> bytes:
         )  # exact: colour under full transparency is kept too
     elif policy.codec == "jpeg":
         restart = {"restart_marker_rows": 1} if policy.restart else {}
-        image.save(out, "JPEG", quality=policy.quality, subsampling=f"4:{policy.subsampling[1]}:{policy.subsampling[2]}", **restart)
+        image.save(
+            out, "JPEG", quality=policy.quality, subsampling=f"4:{policy.subsampling[1]}:{policy.subsampling[2]}", **restart
+        )
     else:
         image.save(out, "PNG", compress_level=_PNG_LEVEL)
     return out.getvalue()
@@ -113,7 +117,7 @@ def write_png16(pixels: NDArray[np.uint16]) -> bytes:
     rows[:, 1:] = filtered[best, np.arange(height)]
     colour = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
     header = struct.pack(">IIBBBBB", width, height, 16, colour, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows, _PNG_LEVEL)), (b"IEND", b""))
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), _PNG_LEVEL)), (b"IEND", b""))
     parts = [b"\x89PNG\r\n\x1a\n"]
     for name, body in chunks:
         parts += (struct.pack(">I", len(body)), name, body, struct.pack(">I", zlib.crc32(body, zlib.crc32(name))))

@@ -5,6 +5,7 @@ Nothing here decodes pixels. Every walk is bounded by the length of the data.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import struct
@@ -147,7 +148,7 @@ def check_complete(data: bytes, info: JpegInfo) -> int:
     than that many blocks take at one bit a Huffman code. Bytes after EOI (a second MPO picture) are allowed.
     """
     missing = {c.ident: bytearray(b"\xff" * 64) for c in info.components}
-    scan, first, last, low = _parse_scan(data[_scan_body(data, info) : info.scan_offset])
+    scan, first, last, low = _parse_scan(data[info.scan_offset - 4 - 2 * len(info.scan) : info.scan_offset])
     pos, entropy = info.scan_offset, 0
     while True:
         for ident in scan:
@@ -165,18 +166,14 @@ def check_complete(data: bytes, info: JpegInfo) -> int:
         scan, first, last, low = _parse_scan(body)
 
 
-def _scan_body(data: bytes, info: JpegInfo) -> int:
-    return info.scan_offset - (4 + 2 * len(info.scan))
-
-
 def _check_amount(info: JpegInfo, missing: dict[int, bytearray], entropy: int) -> None:
     if info.progressive and any(any(levels) for levels in missing.values()):
         raise SampleError("truncated", "truncated: progressive JPEG lacks some of its scans")
     if not info.progressive and any(levels[0] == 0xFF for levels in missing.values()):
         raise SampleError("truncated", "truncated: JPEG lacks the scan of a component")
     wide, high = info.mcu
-    blocks = sum(c.horizontal * c.vertical for c in info.components) * 64 if len(info.components) > 1 else 64
-    bits = info.width * info.height * blocks // (wide * high * 64) * (1 if info.progressive else 2)
+    per_mcu = sum(c.horizontal * c.vertical for c in info.components) if len(info.components) > 1 else 1
+    bits = info.width * info.height * per_mcu // (wide * high) * (1 if info.progressive else 2)
     if info.sof in (0xC0, 0xC1, 0xC2) and entropy * 8 < bits:
         raise SampleError("truncated", f"truncated: {entropy} bytes cannot hold {info.width}x{info.height} JPEG pixels")
 
@@ -222,13 +219,13 @@ def rows_jpeg(data: bytes, offsets: Sequence[int], first: int, last: int) -> byt
         raise SampleError("corrupt", f"row offsets do not fit a JPEG of {rows} MCU rows")
     stop = int(offsets[last]) - 2 if last < rows else _last_row_end(data, int(offsets[-1]))
     bounds = [*(int(o) for o in offsets[first:last]), stop + 2]
-    if any(b < a + 2 for a, b in zip(bounds, bounds[1:], strict=False)) or stop > len(data):
+    if any(b < a + 2 for a, b in itertools.pairwise(bounds)) or stop > len(data):
         raise SampleError("corrupt", "row offsets are not in order")
     head = bytearray(data[: info.scan_offset])
     height = min(info.height, last * info.mcu[1]) - first * info.mcu[1]
     struct.pack_into(">H", head, info.sof_offset + 5, height)
     parts: list[bytes] = [bytes(head)]
-    for i, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for i, (start, end) in enumerate(itertools.pairwise(bounds)):
         marker = data[end - 2 : end]
         if i + 1 < len(bounds) - 1:
             if marker != bytes((0xFF, 0xD0 + (first + i) % 8)):
@@ -252,7 +249,9 @@ def jpegtran_version() -> str:
     tool = shutil.which("jpegtran")
     if tool is None:
         raise OptionError("transcode=yes needs the program jpegtran: apt install libjpeg-turbo-progs")
-    done = subprocess.run([tool, "-version"], capture_output=True, timeout=TRANSCODE_TIMEOUT, check=False, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        [tool, "-version"], capture_output=True, timeout=TRANSCODE_TIMEOUT, check=False, stdin=subprocess.DEVNULL
+    )
     return (done.stdout + done.stderr).decode("utf-8", "replace").strip().splitlines()[0]
 
 
@@ -265,7 +264,9 @@ def to_baseline(data: bytes) -> bytes:
     if tool is None:
         raise OptionError("transcode=yes needs the program jpegtran: apt install libjpeg-turbo-progs")
     try:
-        done = subprocess.run([tool, "-copy", "all", "-optimize"], input=data, capture_output=True, timeout=TRANSCODE_TIMEOUT, check=False)
+        done = subprocess.run(
+            [tool, "-copy", "all", "-optimize"], input=data, capture_output=True, timeout=TRANSCODE_TIMEOUT, check=False
+        )
     except subprocess.TimeoutExpired:
         raise SampleError("transcode", f"jpegtran took more than {TRANSCODE_TIMEOUT:.0f} s") from None
     if done.returncode or done.stderr:

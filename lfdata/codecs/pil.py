@@ -11,14 +11,24 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
-from typing import Any
 
-from PIL import BmpImagePlugin, GifImagePlugin, IcoImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin
-from PIL import TiffImagePlugin, WebPImagePlugin, features
+import PIL
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    IcoImagePlugin,
+    Image,
+    ImageFile,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+    features,
+)
 
 from lfdata.codecs import jpeg
 from lfdata.codecs.base import Buffer
-from lfdata.codecs.containers import check_pixels, walk
+from lfdata.codecs.containers import check_pixels, damaged_png, walk
 from lfdata.codecs.sniff import IMAGE_FORMATS, LFS_ADVICE, is_lfs_pointer, sniff
 from lfdata.errors import LfdataError, SampleError
 
@@ -42,7 +52,12 @@ _strict_saved = False
 
 def supported_formats() -> tuple[str, ...]:
     """Formats this PIL decodes, of :data:`lfdata.codecs.sniff.IMAGE_FORMATS`."""
-    have = {"jpeg": features.check("jpg"), "webp": features.check("webp"), "avif": features.check("avif"), "png": features.check("zlib")}
+    have = {
+        "jpeg": features.check("jpg"),
+        "webp": features.check("webp"),
+        "avif": features.check("avif"),
+        "png": features.check("zlib"),
+    }
     return tuple(f for f in IMAGE_FORMATS if have.get(f, True))
 
 
@@ -84,17 +99,23 @@ def _translate(error: Exception) -> SampleError:
 
 
 def identify(data: Buffer) -> str:
-    """Format of a picture file by content. Raises :class:`SampleError`: ``empty``, ``lfs-pointer``, ``not-image``, ``unsupported``."""
+    """Format of a picture file by content.
+
+    Raises :class:`SampleError`: ``empty``, ``lfs-pointer``, ``not-image``, ``unsupported``, or what is wrong with a
+    PNG whose signature is damaged.
+    """
     if len(data) == 0:
         raise SampleError("empty", "the file is empty")
     if is_lfs_pointer(data):
         raise SampleError("lfs-pointer", LFS_ADVICE)
     fmt = sniff(data)
     if fmt not in IMAGE_FORMATS:
+        if damaged := damaged_png(bytes(data), MAX_PIXELS):
+            raise damaged
         what = f"content is {fmt}" if fmt else f"content begins with {bytes(memoryview(data)[:8]).hex(' ')}"
         raise SampleError("not-image", f"not a picture this package reads ({what}; known: {', '.join(IMAGE_FORMATS)})")
     if fmt not in supported_formats():
-        raise SampleError("unsupported", f"this PIL ({Image.__version__}) was built without {fmt.upper()}")
+        raise SampleError("unsupported", f"this PIL ({PIL.__version__}) was built without {fmt.upper()}")
     return fmt
 
 
@@ -106,11 +127,11 @@ def open_image(data: bytes, fmt: str, max_pixels: int = MAX_PIXELS) -> ImageFile
     """
     walk(data, fmt, max_pixels)
     image = _plugin(fmt)(BytesIO(jpeg.guard(data) if fmt == "jpeg" else data), "")
-    check_pixels(*image.size, max_pixels)
+    check_pixels(image.width, image.height, max_pixels)
     return image
 
 
-def _plugin(fmt: str) -> Callable[[BytesIO, str], Any]:
+def _plugin(fmt: str) -> Callable[[BytesIO, str], ImageFile.ImageFile]:
     if fmt == "avif":
         from PIL import AvifImagePlugin  # absent from older PILs: the rest must still work there
 

@@ -95,7 +95,8 @@ def _is_bundled(library: Path) -> bool:
 def _dpkg_version(library: Path) -> str | None:
     """Version of the Debian package that owns ``library``; ``None`` without dpkg or an owner."""
     # /lib is a link to /usr/lib on merged systems, and dpkg knows a file by one of the two names.
-    names = {str(library), str(library.resolve()), str(library).removeprefix("/usr"), str(library.resolve()).removeprefix("/usr")}
+    full = {str(library), str(library.resolve())}
+    names = full | {name.removeprefix("/usr") for name in full}
     for name in sorted(names):
         owner = _run(["dpkg-query", "-S", name])
         if owner:
