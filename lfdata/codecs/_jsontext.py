@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 from lfdata.codecs._common import refuse_lfs_pointer
@@ -64,7 +65,11 @@ def _pairs_first(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_PAIRS = {"error": _pairs_error, "first": _pairs_first, "last": dict}
+_PAIRS: dict[str, Callable[[list[tuple[str, Any]]], dict[str, Any]]] = {
+    "error": _pairs_error,
+    "first": _pairs_first,
+    "last": dict,
+}
 
 
 def check_value(value: Any, max_depth: int, *, allow_nan: bool, max_nodes: int) -> None:

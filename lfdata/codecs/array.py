@@ -33,9 +33,9 @@ class ArrayEncoder:
     Options:
         dtype: required; a NumPy name without byte order (stored little-endian). Objects, strings and records are refused.
         ndim or shape: exactly one is required. ``shape=3x*`` fixes three rows and leaves the columns free.
-        cast: what may be done to an array of another dtype. ``exact`` (default) keeps every value or refuses. ``same_kind`` also
-            rounds to a narrower floating-point type (float64 -> float32, integers -> float). Integers never wrap and a finite
-            value never becomes infinite under either.
+        cast: what may be done to an array of another dtype. ``exact`` (default) keeps every value or refuses. ``same_kind``
+            also rounds to a narrower floating-point type (float64 -> float32, integers -> float). Integers never wrap and a
+            finite value never becomes infinite under either.
         max_bytes: refuses larger arrays (bytes as stored).
 
     NaN and infinities are kept. ``Encoded.sizes["dims"]`` is the shape, a tuple of ndim integers.

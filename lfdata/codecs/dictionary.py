@@ -27,7 +27,7 @@ def train_dictionary(samples: Sequence[bytes], size: int = DEFAULT_SIZE) -> byte
     Returns:
         The dictionary, or ``None`` when there is too little data for one (fewer than 8 samples, or zstandard refuses).
     """
-    used: list[bytes] = []
+    used: list[bytes | bytearray | memoryview] = []
     total = 0
     for sample in samples:
         if total >= TRAINING_SHARE * size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 from collections.abc import Mapping
 from pathlib import Path
@@ -127,7 +128,5 @@ def library_versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     if "soundfile" in versions:
-        import soundfile
-
-        versions["libsndfile"] = str(soundfile.__libsndfile_version__)
+        versions["libsndfile"] = str(importlib.import_module("soundfile").__libsndfile_version__)
     return dict(sorted(versions.items()))

@@ -32,7 +32,7 @@ def little_endian(name: str) -> np.dtype[Any]:
 class ScalarEncoder:
     """Stores one value of a fixed dtype.
 
-    Option ``dtype`` (required): ``int8`` to ``int64``, ``uint8`` to ``uint64``, ``float16``, ``float32``, ``float64``, ``bool``.
+    Option ``dtype`` (required): ``int8`` to ``int64``, ``uint8`` to ``uint64``, ``float16`` to ``float64``, ``bool``.
 
     Accepted: Python and NumPy numbers and booleans, and text (``str`` or ASCII bytes, surrounding white space ignored) in plain
     decimal form. Rules:

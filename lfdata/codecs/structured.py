@@ -57,16 +57,16 @@ class JsonEncoder:
         dictionary: a zstandard dictionary (see :func:`lfdata.codecs.dictionary.train_dictionary`), or ``None``.
 
     Options:
-        level: zstandard level. Default 6: on annotations within 2 % of level 19 at a tenth of its time.
+        level: zstandard level, 1 to 22 (default 6).
         max_depth: deeper nesting is refused (default 64).
         max_raw: larger values are refused, measured as MessagePack; JSON text may be at most twice as long.
         duplicates: a key twice in one object is an error by default; ``first`` or ``last`` keeps that value.
         nan: NaN and infinities in Python objects are refused by default; ``keep`` stores them. In JSON text they are always
             refused, since JSON has no such numbers.
 
-    Rules: keys are text and keep the order of the source. Integers fit 64 bits (-2**63 to 2**64-1); floats are stored as doubles,
-    exactly. A UTF-8 byte order mark is accepted and dropped. Lone surrogates are refused. Tuples become lists; bytes, dates and
-    other objects are refused.
+    Rules: keys are text and keep the order of the source. Integers fit 64 bits (-2**63 to 2**64-1); floats are stored as
+    doubles, exactly. A UTF-8 byte order mark is accepted and dropped. Lone surrogates are refused. Tuples become lists; bytes,
+    dates and other objects are refused.
     """
 
     kind = "json"

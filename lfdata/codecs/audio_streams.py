@@ -1,0 +1,186 @@
+"""What libsndfile passes over in silence in Ogg and MP3 streams: damaged pages, later streams, changing formats."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+from lfdata.errors import SampleError
+
+_OGG_HEADER = 27
+_CONTINUES, _BEGINS, _ENDS = 1, 2, 4
+_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """``data``: the file, or a mended copy, to hand to libsndfile; ``warnings``: texts for the report."""
+
+    data: bytes
+    warnings: tuple[str, ...] = ()
+
+
+def inspect_ogg(raw: bytes) -> StreamFacts:
+    """Check every page of an Ogg file.
+
+    libsndfile leaves damaged pages out (the recording gets shorter) and stops after the first of several chained streams.
+
+    Raises:
+        SampleError: ``corrupt`` (a page's checksum or number is wrong), ``chained`` (several streams one after the other).
+    """
+    position, began = 0, False
+    numbers: dict[bytes, int] = {}
+    ended: set[bytes] = set()
+    cut = ("the Ogg stream is cut short; what is there is decoded",)
+    while position < len(raw):
+        head = raw[position : position + _OGG_HEADER]
+        if not head.startswith(b"OggS"):
+            if numbers and ended == set(numbers):
+                return StreamFacts(raw, (f"{len(raw) - position} bytes after the end of the Ogg stream are ignored",))
+            if b"OggS".startswith(head[:4]):
+                return StreamFacts(raw, cut)
+            raise SampleError("corrupt", f"Ogg page expected at byte {position}")
+        table = raw[position + _OGG_HEADER : position + _OGG_HEADER + (head[26] if len(head) == _OGG_HEADER else 0)]
+        end = position + _OGG_HEADER + len(table) + sum(table)
+        if len(head) < _OGG_HEADER or len(table) < head[26] or end > len(raw):
+            return StreamFacts(raw, cut)
+        flags, serial, number = head[5], head[14:18], int.from_bytes(head[18:22], "little")
+        if _ogg_crc(raw[position:end]) != int.from_bytes(head[22:26], "little"):
+            raise SampleError("corrupt", f"Ogg page at byte {position}: checksum mismatch")
+        if flags & _BEGINS:
+            if began:
+                raise SampleError("chained", f"a second Ogg stream begins at byte {position}: split the file")
+        else:
+            began = True
+            if number != (numbers.get(serial, -1) + 1) % 2**32:
+                raise SampleError("corrupt", f"Ogg page at byte {position} is number {number}, after {numbers.get(serial)}")
+        numbers[serial] = number
+        if flags & _ENDS:
+            ended.add(serial)
+        position = end
+    return StreamFacts(raw, () if ended == set(numbers) else cut)
+
+
+def _ogg_crc(page: bytes) -> int:
+    """Ogg's CRC-32 (polynomial 0x04C11DB7, most significant bit first) through zlib's, which is the same with bits reversed."""
+    blank = page[:22] + b"\0\0\0\0" + page[26:]
+    reflected = ~zlib.crc32(blank.translate(_REVERSED), 0xFFFFFFFF) & 0xFFFFFFFF
+    return int(f"{reflected:032b}"[::-1], 2)
+
+
+_MP3_BITRATES = {  # kbit/s by (MPEG 1, layer)
+    (True, 1): (0, 32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448),
+    (True, 2): (0, 32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
+    (True, 3): (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    (False, 1): (0, 32, 48, 56, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
+    (False, 2): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+    (False, 3): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+}
+_MP3_RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
+_MP3_TAGS = (b"ID3", b"TAG", b"APETAGEX", b"LYRICS")
+
+
+@dataclass(frozen=True, slots=True)
+class _Mp3Frame:
+    length: int
+    rate: int
+    channels: int
+    samples: int
+
+
+def inspect_mp3(raw: bytes) -> StreamFacts:
+    """Walk the frames of an MPEG audio file.
+
+    libsndfile plays a stream whose rate or channels change as if they did not, and stops at the length a Xing or VBRI header
+    claims. In the returned copy a header frame that claims fewer frames than there are is left out.
+
+    Raises:
+        SampleError: ``unknown-format`` (no two frames follow each other: this is not MPEG audio), ``rate-change``.
+    """
+    position = first = _skip_id3(raw)
+    found: list[_Mp3Frame] = []
+    header: tuple[int, int] | None = None  # end of a Xing/VBRI frame, frames that it claims
+    skipped = 0
+    while position + 4 <= len(raw):
+        frame = _mp3_frame(raw, position)
+        follows = frame is not None and (position + frame.length + 4 > len(raw) or _mp3_frame(raw, position + frame.length))
+        if frame is None or not (follows or found):
+            if found and raw.startswith(_MP3_TAGS, position):
+                if not raw.startswith(b"ID3", position):
+                    break
+                position = max(_skip_id3(raw, position), position + 1)
+                continue
+            position = _resync(raw, position + 1)
+            if not found:
+                first = position
+            skipped += 1
+            continue
+        if found and (frame.rate, frame.channels) != (found[0].rate, found[0].channels):
+            if follows and _same(frame, _mp3_frame(raw, position + frame.length)):
+                raise SampleError(
+                    "rate-change",
+                    f"MP3 changes from {found[0].rate} Hz and {found[0].channels} channels to {frame.rate} Hz and "
+                    f"{frame.channels} channels at byte {position}: split the file",
+                )
+            position += 1
+            continue
+        claimed = _claimed_frames(raw[position : position + min(frame.length, 200)])
+        if not found and header is None and claimed is not None:
+            header = (position + frame.length, claimed)
+            first = position
+        else:
+            found.append(frame)
+        position += frame.length
+    if not found:
+        raise SampleError("unknown-format", "no MPEG audio frames follow each other")
+    return _mp3_facts(raw, first, header, len(found), skipped)
+
+
+def _mp3_facts(raw: bytes, first: int, header: tuple[int, int] | None, found: int, skipped: int) -> StreamFacts:
+    warnings = (f"damaged MP3: {skipped} places without a frame were passed over",) if skipped else ()
+    if header is not None and 0 < header[1] < found:
+        text = f"the header says {header[1]} MP3 frames, {found} are there and are decoded"
+        return StreamFacts(raw[:first] + raw[header[0] :], (*warnings, text))
+    return StreamFacts(raw, warnings)
+
+
+def _skip_id3(raw: bytes, position: int = 0) -> int:
+    while raw.startswith(b"ID3", position) and len(raw) >= position + 10:
+        a, b, c, d = raw[position + 6 : position + 10]
+        position += 10 + ((a & 127) << 21 | (b & 127) << 14 | (c & 127) << 7 | d & 127)
+    return position
+
+
+def _resync(raw: bytes, position: int) -> int:
+    found = raw.find(b"\xff", position)
+    return found if found >= 0 else len(raw)
+
+
+def _same(frame: _Mp3Frame, other: _Mp3Frame | None) -> bool:
+    return other is not None and (frame.rate, frame.channels) == (other.rate, other.channels)
+
+
+def _mp3_frame(raw: bytes, at: int) -> _Mp3Frame | None:
+    head = raw[at : at + 4]
+    if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
+        return None
+    version, layer = head[1] >> 3 & 3, 4 - (head[1] >> 1 & 3)
+    bitrate_code, rate_code, padding = head[2] >> 4, head[2] >> 2 & 3, head[2] >> 1 & 1
+    if version == 1 or layer == 4 or bitrate_code in (0, 15) or rate_code == 3:
+        return None
+    one = version == 3
+    bitrate = _MP3_BITRATES[one, layer][bitrate_code] * 1000
+    rate = _MP3_RATES[version][rate_code]
+    samples = 384 if layer == 1 else 1152 if one or layer == 2 else 576
+    length = (12 * bitrate // rate + padding) * 4 if layer == 1 else samples // 8 * bitrate // rate + padding
+    return _Mp3Frame(length, rate, 1 if head[3] >> 6 == 3 else 2, samples)
+
+
+def _claimed_frames(frame: bytes) -> int | None:
+    """Frames that a Xing, Info or VBRI header frame claims; 0 when it claims none; ``None`` for an ordinary frame."""
+    for tag in (b"Xing", b"Info"):
+        at = frame.find(tag)
+        if at >= 0:
+            return int.from_bytes(frame[at + 8 : at + 12], "big") if frame[at + 7 : at + 8][-1:] and frame[at + 7] & 1 else 0
+    at = frame.find(b"VBRI")
+    return int.from_bytes(frame[at + 14 : at + 18], "big") if at >= 0 else None
