@@ -67,7 +67,7 @@ class ImageEncoder:
                 picture.warnings.append(f"role={policy.role}, but the source file is a lossy {fmt}")
             if policy.codec == "keep":
                 return self._keep(data, fmt, picture)
-        with strict_pil():
+        with strict_pil("encoded"):
             resize(picture, policy)
             payload = write(picture, policy)
         aux = jpeg.row_offsets(payload) if policy.restart else None
@@ -117,7 +117,7 @@ def _from_array(pixels: NDArray[Any], policy: ImagePolicy) -> Picture:
         picture.image = image_from_array(pixels)
     else:
         picture.deep = np.ascontiguousarray(pixels, dtype=np.uint16)
-    with strict_pil():
+    with strict_pil("encoded"):
         finish(picture, policy)
     return picture
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +56,7 @@ def resize(picture: Picture, policy: ImagePolicy) -> None:
     deep = picture.deep
     weigh = deep.shape[2] in (2, 4) and policy.resample != "nearest"
     opacity = deep[:, :, -1].astype(np.float32) / np.float32(65535) if weigh else None
-    planes = [deep[:, :, c].astype(np.float32) for c in range(deep.shape[2])]
+    planes: list[NDArray[Any]] = [deep[:, :, c].astype(np.float32) for c in range(deep.shape[2])]
     if opacity is not None:
         planes[:-1] = [p * opacity for p in planes[:-1]]
     planes = [np.asarray(Image.fromarray(p).resize(size, how)) for p in planes]

@@ -23,6 +23,9 @@ _RESTART = re.compile(rb"\xff[\xd0-\xd7]")
 _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 _GUARD = b"\xff\x00" * 16
+MAX_SCANS = 100
+"""Scans a JPEG may have: encoders write about 10; a hostile file of thousands would take minutes to decode."""
+
 TRANSCODE_TIMEOUT = 120.0
 """Seconds after which ``jpegtran`` is given up on: a picture takes milliseconds, a hang must not stop a conversion."""
 
@@ -150,7 +153,7 @@ def check_complete(data: bytes, info: JpegInfo) -> int:
     missing = {c.ident: bytearray(b"\xff" * 64) for c in info.components}
     scan, first, last, low = _parse_scan(data[info.scan_offset - 4 - 2 * len(info.scan) : info.scan_offset])
     pos, entropy = info.scan_offset, 0
-    while True:
+    for _ in range(MAX_SCANS):
         for ident in scan:
             if ident in missing and first <= last < 64:
                 missing[ident][first : last + 1] = bytes([low]) * (last + 1 - first)
@@ -164,6 +167,7 @@ def check_complete(data: bytes, info: JpegInfo) -> int:
             _check_amount(info, missing, entropy)
             return pos - 2
         scan, first, last, low = _parse_scan(body)
+    raise SampleError("corrupt", f"JPEG has more than {MAX_SCANS} scans: each costs a pass over the picture")
 
 
 def _check_amount(info: JpegInfo, missing: dict[int, bytearray], entropy: int) -> None:
@@ -217,6 +221,8 @@ def rows_jpeg(data: bytes, offsets: Sequence[int], first: int, last: int) -> byt
     rows = info.mcu_rows
     if len(offsets) != rows or not 0 <= first < last <= rows or int(offsets[0]) != info.scan_offset:
         raise SampleError("corrupt", f"row offsets do not fit a JPEG of {rows} MCU rows")
+    if int(offsets[last - 1]) > len(data) or int(offsets[min(last, rows - 1)]) > len(data):
+        raise SampleError("corrupt", f"row offsets lie outside a JPEG of {len(data)} bytes")
     stop = int(offsets[last]) - 2 if last < rows else _last_row_end(data, int(offsets[-1]))
     bounds = [*(int(o) for o in offsets[first:last]), stop + 2]
     if any(b < a + 2 for a, b in itertools.pairwise(bounds)) or stop > len(data):

@@ -62,7 +62,7 @@ def supported_formats() -> tuple[str, ...]:
 
 
 @contextmanager
-def strict_pil() -> Iterator[None]:
+def strict_pil(action: str = "decoded") -> Iterator[None]:
     """Run PIL with ``LOAD_TRUNCATED_IMAGES`` off and every exception as :class:`SampleError`.
 
     A program may have set that flag for its own use: it is off while at least one thread is inside, then as it was.
@@ -78,7 +78,7 @@ def strict_pil() -> Iterator[None]:
     except LfdataError:
         raise
     except Exception as error:
-        raise _translate(error) from error
+        raise _translate(error, action) from error
     finally:
         with _strict_lock:
             _strict_users -= 1
@@ -86,16 +86,16 @@ def strict_pil() -> Iterator[None]:
                 ImageFile.LOAD_TRUNCATED_IMAGES = _strict_saved
 
 
-def _translate(error: Exception) -> SampleError:
+def _translate(error: Exception, action: str) -> SampleError:
     """PIL and its plugins raise OSError, SyntaxError, ValueError, struct.error, ZeroDivisionError, MemoryError and more."""
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, MemoryError):
-        return SampleError("memory", f"not enough memory to decode this picture: {text}")
+        return SampleError("memory", f"no memory for a picture to be {action}: {text}")
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
         return SampleError("pixel-limit", text)
     if isinstance(error, EOFError) or "truncated" in text.lower() or "not enough image data" in text.lower():
         return SampleError("truncated", text if "truncated" in text.lower() else f"truncated: {text}")
-    return SampleError("corrupt", f"cannot be decoded: {text}")
+    return SampleError("corrupt", f"cannot be {action}: {text}")
 
 
 def identify(data: Buffer) -> str:
@@ -140,12 +140,14 @@ def _plugin(fmt: str) -> Callable[[BytesIO, str], ImageFile.ImageFile]:
 
 
 def check_all_frames(data: bytes, fmt: str, max_pixels: int) -> int:
-    """Decode every frame of an animation or page of a TIFF; returns their number; call inside :func:`strict_pil`.
+    """Decode every frame of a file that has more than one (or pages, of a TIFF); returns their number; call inside :func:`strict_pil`.
 
     The pixels of all frames together may not exceed ``max_pixels``: time is bounded as memory is.
     """
     image = open_image(data, fmt, max_pixels)
     frames = int(getattr(image, "n_frames", 1))
+    if frames == 1:
+        return 1  # whoever asks has decoded the first
     total = 0
     for index in range(frames):
         if index:
