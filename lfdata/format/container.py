@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,8 +121,14 @@ class ContainerWriter:
         raw = [np.ascontiguousarray(data).data.cast("B")] if data.size else []
         self.blocked(type_, raw, data.dtype if type_ != b"KEYS" else None, **fields)
 
-    def finish(self, rows: int, meta: ShardMeta, dictionaries: Sequence[tuple[int, bytes]] = ()) -> Written:
-        """Write tail, directory and trailer, make the file durable and visible."""
+    def finish(
+        self,
+        rows: int,
+        meta: ShardMeta,
+        dictionaries: Sequence[tuple[int, bytes]] = (),
+        announce: Callable[[Written], None] | None = None,
+    ) -> Written:
+        """Write tail, directory and trailer, make the file durable and visible. ``announce`` is called just before that."""
         tail = self.pad(REGION_ALIGN)
         for ordinal, dictionary in dictionaries:
             start = self.pad(COLUMN_ALIGN)
@@ -141,6 +147,8 @@ class ContainerWriter:
         check = xxh64(directory, self.seed)
         self.emit(layout.pack_trailer(Trailer(self.identity, rows, start, len(self._entries), check, size, self._header_check)))
         written = Written(rows, self.position, tail, self._digest.hexdigest(), meta.statistics)
+        if announce is not None:
+            announce(written)
         self.files.commit(self.out, self.path)
         return written
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -145,8 +145,12 @@ class ShardWriter:
 
     # -- end ----------------------------------------------------------------------------------------------------------
 
-    def finish(self, meta: ShardMeta) -> Written:
-        """Write the rest, make the file durable and visible. ``meta.fields`` and ``meta.statistics`` are filled in here."""
+    def finish(self, meta: ShardMeta, announce: Callable[[Written], None] | None = None) -> Written:
+        """Write the rest, make the file durable and visible.
+
+        ``meta.fields`` and ``meta.statistics`` are filled in here. ``announce`` is called when all is written, before the file is
+        committed (for a journal).
+        """
         try:
             self._flush_group()
             for ordinal, field in enumerate(self.fields):
@@ -156,7 +160,7 @@ class ShardWriter:
             self._container.pad(REGION_ALIGN)
             meta.statistics = self._emit_index()
             meta.fields = self.fields
-            return self._container.finish(self.rows, meta, self._dictionaries)
+            return self._container.finish(self.rows, meta, self._dictionaries, announce)
         except BaseException:
             self.abort()
             raise

@@ -1,0 +1,327 @@
+"""``convert``: a source becomes shards. See docs/convert.md for the order of things and why it is so."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import lfdata
+from lfdata.codecs.base import Encoder
+from lfdata.codecs.dictionary import train_dictionary
+from lfdata.codecs.registry import library_versions
+from lfdata.errors import LfdataError, SampleError, SourceError, TargetExistsError
+from lfdata.format.durable import Files
+from lfdata.format.layout import MAJOR, MINOR
+from lfdata.format.meta import INDEX, MANIFEST, FieldMeta, Manifest, ShardEntry, encode_manifest, merge_statistics, read_manifest
+from shard_builder import report
+from shard_builder.consolidate import write_consolidated
+from shard_builder.journal import Journal, journal_path, work_directory
+from shard_builder.options import ConvertOptions
+from shard_builder.plan import Plan, Planner
+from shard_builder.pool import Pool
+from shard_builder.segments import SegmentWriter
+from shard_builder.sources.base import Source
+from shard_builder.target import ERRORS, QUARANTINE, RUN_LOG, Target
+from shard_builder.worker import encoders_of
+
+Progress = Callable[[int, int], None]
+"""Called with (records done, records in all)."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a conversion did."""
+
+    samples: int
+    shards: int
+    resumed_shards: int
+    bytes: int
+    source_bytes: int
+    errors: int
+    dropped: int
+    seconds: float
+    warnings: list[str] = field(default_factory=list)
+
+
+def convert(
+    source: Source, target: str | Path, options: ConvertOptions | None = None, *, progress: Progress | None = None, files: Files | None = None
+) -> Summary:
+    """Convert ``source`` into the data set directory ``target``.
+
+    Raises:
+        TargetExistsError: the target is taken, or another process writes to it.
+        SourceError, StoppedError, TooManyErrors: the source, or its samples under the policy.
+        StorageError: disk full or failing. What was committed stays and ``resume`` goes on from there.
+    """
+    options = options or ConvertOptions()
+    with Target(Path(target), files or Files()) as place:
+        return _Conversion(source, place, options, progress or (lambda _done, _total: None)).run()
+
+
+class _Conversion:
+    def __init__(self, source: Source, target: Target, options: ConvertOptions, progress: Progress) -> None:
+        self.source, self.target, self.options, self.progress = source, target, options, progress
+        self.files = target.files
+        self.started = time.time()
+        self.clock = time.monotonic()
+        self.report = report.Report(options)
+        self.shards: list[ShardEntry] = []
+        self.statistics: list[dict[str, Any]] = []
+        self.entries: list[dict[str, Any]] = []
+        self.resumed = 0
+
+    def run(self) -> Summary:
+        """The whole conversion."""
+        options, target = self.options, self.target
+        if not (options.resume or options.overwrite):
+            target.refuse_existing()
+        # Options of the fields are checked before anything is touched.
+        encoders_of(list(self.source.fields), {})
+        finished = options.resume and not journal_path(target.path).exists() and target.manifest_id() is not None
+        target.clean(journal=not options.resume)
+        work = work_directory(target.path)
+        self.files.make_directory(work)
+        planner = Planner(self.files, work, options.segment_bytes, options.segment_rows, options.duplicates)
+        try:
+            plan = planner.run(self.source)
+        except BaseException:
+            planner.close()
+            raise
+        try:
+            if plan.records - plan.bad == 0 and not options.allow_empty:
+                raise SourceError(self._nothing(plan))
+            return self._with_plan(plan, finished)
+        finally:
+            plan.close()
+            self._leave_no_empty_work(work)
+
+    def _nothing(self, plan: Plan) -> str:
+        if plan.bad:
+            first = next(item for segment in plan.segments for _, item in plan.items(segment, segment.first))
+            return f"all {plan.bad} samples of the source are bad; the first: {first}"
+        return f"no samples found in the source ({self.source.notes() or 'it is empty'}); --allow-empty makes a data set of 0 samples"
+
+    def _leave_no_empty_work(self, work: Path) -> None:
+        if work.is_dir() and not os.listdir(work):
+            self.files.remove_directory(work)
+
+    def _with_plan(self, plan: Plan, finished: bool) -> Summary:
+        journal, done = self._journal(plan, finished)
+        if journal is None:
+            return self._summary(plan)
+        try:
+            self._encode(plan, journal, done)
+            self._finish(plan)
+        finally:
+            journal.close()
+        self.target.clean(journal=True)
+        return self._summary(plan)
+
+    # -- identity -----------------------------------------------------------------------------------------------------
+
+    def _provenance(self, plan: Plan, encoders: dict[str, Encoder]) -> dict[str, Any]:
+        dictionaries = {name: hashlib.sha256(data).hexdigest() for name, data in self.dictionaries.items()}
+        return {
+            "format": [MAJOR, MINOR],
+            "library": {"lfdata": lfdata.__version__, **library_versions()},
+            "options": self.options.layout(),
+            "fields": {name: {"kind": encoder.kind, "params": encoder.params} for name, encoder in encoders.items()},
+            "source": self.source.describe() | {"fingerprint": plan.fingerprint, "records": plan.records},
+            "notes": self.source.notes(),
+            "dictionaries": dictionaries,
+        }
+
+    def _journal(self, plan: Plan, finished: bool) -> tuple[Journal | None, list[dict[str, Any]]]:
+        path = journal_path(self.target.path)
+        resuming = self.options.resume and path.exists()
+        journal, entries = Journal.resume(self.files, self.target.path) if resuming else (None, [])
+        if entries:
+            self.dictionaries = {name: base64.b64decode(data) for name, data in entries[0]["dictionaries"].items()}
+        else:
+            self.dictionaries = self._train(plan)
+        encoders = encoders_of(list(self.source.fields), self.dictionaries)
+        self.fields = tuple(FieldMeta(name, encoder.kind, encoder.params) for name, encoder in encoders.items())
+        self.provenance = self._provenance(plan, encoders)
+        self.conversion = hashlib.sha256(msgspec.json.encode(self.provenance, order="sorted")).hexdigest()
+        self.provenance["conversion"] = self.conversion
+        if journal is not None:
+            self._same(entries[0])
+            return journal, entries[1:]
+        if finished:
+            if self.target.manifest_id() == self.conversion:
+                return None, []
+            raise TargetExistsError(f"{self.target.path}: holds a finished data set made otherwise; use --overwrite to replace it")
+        if self.options.resume and (self.target.path / MANIFEST).exists():
+            raise TargetExistsError(f"{self.target.path}: its manifest cannot be read; use --overwrite to start again")
+        encoded = {name: base64.b64encode(data).decode() for name, data in self.dictionaries.items()}
+        head = {"conversion": self.conversion, "provenance": self.provenance, "dictionaries": encoded}
+        return Journal.create(self.files, self.target.path, head), []
+
+    def _same(self, head: dict[str, Any]) -> None:
+        if head.get("conversion") == self.conversion:
+            return
+        before, now = head.get("provenance", {}), msgspec.json.decode(msgspec.json.encode(self.provenance))
+        changed = sorted(_differences(before, now))
+        raise TargetExistsError(
+            f"{self.target.path}: the unfinished conversion was another one ({'; '.join(changed[:8])}). "
+            "Repeat it exactly to resume, or start again with --overwrite"
+        )
+
+    def _train(self, plan: Plan) -> dict[str, bytes]:
+        encoders = {name: e for name, e in encoders_of(list(self.source.fields), {}).items() if e.kind == "json"}
+        samples: dict[str, list[bytes]] = {name: [] for name in encoders}
+        if not encoders:
+            return {}
+        stage = work_directory(self.target.path)
+        source, staged = self.source, -1
+        for ordinal, locator, unit in plan.sample:
+            if unit != staged:
+                if staged >= 0:
+                    source.unstage(staged, stage)
+                source.stage(unit, stage)
+                staged = unit
+            if plan.is_dropped(ordinal):
+                continue
+            try:
+                values = source.load(locator).values
+            except SampleError:
+                continue  # reported when its turn comes
+            for name, encoder in encoders.items():
+                if name in values:
+                    samples[name] += _packed(encoder, values[name])
+        if staged >= 0:
+            source.unstage(staged, stage)
+        trained = {name: train_dictionary(packed) for name, packed in samples.items()}
+        return {name: data for name, data in trained.items() if data}
+
+    # -- encoding -----------------------------------------------------------------------------------------------------
+
+    def _encode(self, plan: Plan, journal: Journal, done: list[dict[str, Any]]) -> None:
+        resume_at: dict[int, tuple[int, int]] = {}
+        closed: set[int] = set()
+        for entry in done:
+            self._restore(entry, resume_at, closed)
+        todo = [(number, segment) for number, segment in enumerate(plan.segments) if number not in closed]
+        total = plan.records
+        self.progress(total - sum(s.stop - resume_at.get(n, (s.first, 0))[0] for n, s in todo), total)
+        if not todo:
+            return
+        setup = {
+            "source": self.source.config(),
+            "stage": str(work_directory(self.target.path)),
+            "fields": [msgspec.structs.asdict(spec) for spec in self.source.fields],
+            "dictionaries": self.dictionaries,
+        }
+        with Pool(self.options.worker_count, setup, self.options.sample_timeout) as pool:
+            for number, segment in todo:
+                first, ordinal = resume_at.get(number, (segment.first, 0))
+                self.source.stage(segment.unit, work_directory(self.target.path))
+                SegmentWriter(self, plan, journal, number, ordinal).run(pool, segment, first)
+                self.source.unstage(segment.unit, work_directory(self.target.path))
+
+    def _restore(self, entry: dict[str, Any], resume_at: dict[int, tuple[int, int]], closed: set[int]) -> None:
+        if "shard" in entry:
+            shard = self.target.committed(entry)
+            if shard is None:
+                return  # announced, but its commit never happened: it is made again
+            self.add_shard(shard, entry["statistics"], entry["errors"])
+            self.resumed += 1
+            resume_at[shard.segment] = (entry["source"][1], shard.ordinal + 1)
+        else:
+            self.entries += entry["errors"]
+            closed.add(entry["segment"])
+        self.report.restore(entry["errors"])
+
+    def add_shard(self, shard: ShardEntry, statistics: dict[str, Any], entries: list[dict[str, Any]]) -> None:
+        """Take a committed shard into the data set."""
+        self.shards.append(shard)
+        self.statistics.append(statistics)
+        self.entries += entries
+
+    # -- end ----------------------------------------------------------------------------------------------------------
+
+    def _finish(self, plan: Plan) -> None:
+        rows = sum(shard.rows for shard in self.shards)
+        if rows == 0 and not self.options.allow_empty:
+            raise LfdataError(f"none of {plan.records} samples could be stored; see the errors above. --allow-empty accepts an empty data set")
+        manifest = Manifest(
+            rows=rows, fields=self.fields, shards=tuple(self.shards), statistics=merge_statistics(self.statistics), provenance=self.provenance
+        )
+        path = self.target.path
+        if rows:
+            write_consolidated(path, manifest, self.files)
+        else:
+            self.files.unlink(path / INDEX)
+        if self.entries:
+            self.files.write_file(path / ERRORS, report.lines(self.entries))
+        else:
+            self.files.unlink(path / ERRORS)
+        self.files.write_file(path / MANIFEST, encode_manifest(manifest))
+        self.target.remove_old({shard.file for shard in self.shards})
+        self._log(plan)
+
+    def _log(self, plan: Plan) -> None:
+        """The run log: what must not be in the manifest, since it determines no bytes."""
+        entry = {
+            "started": self.started,
+            "seconds": time.monotonic() - self.clock,
+            "host": os.uname().nodename,
+            "workers": self.options.worker_count,
+            "source": self.source.config(),
+            "conversion": self.conversion,
+            "resumed_shards": self.resumed,
+            "shards": len(self.shards),
+            "records": plan.records,
+        }
+        path = self.target.path / RUN_LOG
+        before = path.read_bytes() if path.exists() else b""
+        self.files.write_file(path, before + msgspec.json.encode(entry, enc_hook=str) + b"\n")
+
+    def _summary(self, plan: Plan) -> Summary:
+        if not self.shards:
+            self.shards = list(_manifest_shards(self.target.path))
+            self.resumed = len(self.shards)
+        return Summary(
+            samples=sum(shard.rows for shard in self.shards),
+            shards=len(self.shards),
+            resumed_shards=self.resumed,
+            bytes=sum(shard.bytes for shard in self.shards),
+            source_bytes=plan.bytes,
+            errors=self.report.count,
+            dropped=len(plan.dropped),
+            seconds=time.monotonic() - self.clock,
+            warnings=plan.warnings,
+        )
+
+    @property
+    def quarantine(self) -> Path:
+        """Where bad samples are kept under ``--on-error quarantine``."""
+        return self.target.path / QUARANTINE
+
+
+def _manifest_shards(path: Path) -> Iterator[ShardEntry]:
+    yield from read_manifest(path).shards
+
+
+def _packed(encoder: Any, value: Any) -> list[bytes]:
+    try:
+        return [encoder.pack(value)]
+    except SampleError:
+        return []
+
+
+def _differences(before: Any, now: Any, path: str = "") -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in before.keys() | now.keys():
+            if name != "conversion":
+                yield from _differences(before.get(name), now.get(name), f"{path}.{name}" if path else name)
+    elif before != now:
+        yield f"{path}: {str(before)[:60]} -> {str(now)[:60]}"

@@ -1,0 +1,215 @@
+"""Worker processes and the ordered stream of their results.
+
+Results come out strictly in the order of the chunks that went in, with a bounded number in flight. A worker that dies or takes too
+long has its chunk run again one record at a time, each in a fresh worker: the record that does it again becomes a bad sample.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from lfdata.errors import LfdataError
+from shard_builder import wire
+
+Chunk = list[tuple[int, bytes]]
+START_SECONDS = 120.0
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of one chunk: heads by record, and the payload bytes they describe."""
+
+    heads: list[Any]
+    payloads: memoryview
+
+
+@dataclass(slots=True)
+class _Task:
+    number: int
+    chunk: Chunk
+    # Filled when a chunk has to be run record by record.
+    parts: dict[int, Result] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Process:
+    process: subprocess.Popen[bytes]
+    connection: socket.socket
+    task: _Task | None = None
+    # Position in the chunk of the single record being run, or -1 for the whole chunk.
+    position: int = -1
+    deadline: float = 0.0
+
+
+class Pool:
+    """``count`` workers set up with ``setup``. Use as a context manager: leaving it ends every worker."""
+
+    def __init__(self, count: int, setup: dict[str, Any], timeout: float) -> None:
+        self._count = count
+        self._setup = setup
+        self._timeout = timeout
+        self._workers: list[_Process] = []
+        self._selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> Self:
+        try:
+            for _ in range(self._count):
+                self._start()
+            for worker in list(self._workers):
+                self._await_ready(worker)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every worker now."""
+        for worker in list(self._workers):
+            self._stop(worker)
+        self._selector.close()
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> _Process:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "shard_builder.worker", str(theirs.fileno())]
+            # One thread a worker: parallelism is between processes, and libraries must not fight over the cores.
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
+        ours.settimeout(max(self._timeout, START_SECONDS))
+        worker = _Process(process, ours)
+        self._workers.append(worker)
+        wire.send(ours, self._setup)
+        return worker
+
+    def _await_ready(self, worker: _Process) -> None:
+        try:
+            answer, _ = wire.receive(worker.connection)
+        except (ConnectionError, TimeoutError) as error:
+            raise LfdataError(f"a worker process did not start (exit status {worker.process.poll()})") from error
+        if "fatal" in answer:
+            raise LfdataError(answer["fatal"])
+        self._selector.register(worker.connection, selectors.EVENT_READ, worker)
+
+    def _stop(self, worker: _Process) -> None:
+        if worker.connection in self._selector.get_map():
+            self._selector.unregister(worker.connection)
+        worker.connection.close()
+        if worker.process.poll() is None:
+            worker.process.kill()
+        worker.process.wait()
+        self._workers.remove(worker)
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    def run(self, chunks: Iterator[Chunk]) -> Iterator[Result]:
+        """Results of ``chunks``, in order."""
+        window = 3 * self._count
+        todo: deque[tuple[_Task, int]] = deque()
+        done: dict[int, Result] = {}
+        produced = consumed = 0
+        exhausted = False
+        while True:
+            while not exhausted and produced - consumed < window:
+                chunk = next(chunks, None)
+                if chunk is None:
+                    exhausted = True
+                    break
+                todo.append((_Task(produced, chunk), -1))
+                produced += 1
+            self._dispatch(todo)
+            while consumed in done:
+                yield done.pop(consumed)
+                consumed += 1
+                # Keep the workers busy while the caller writes.
+                self._dispatch(todo)
+            if exhausted and consumed == produced:
+                return
+            if produced - consumed >= window or exhausted or not any(w.task is None for w in self._workers):
+                self._collect(todo, done)
+
+    def _dispatch(self, todo: deque[tuple[_Task, int]]) -> None:
+        for worker in self._workers:
+            if worker.task is not None or not todo:
+                continue
+            worker.task, worker.position = todo.popleft()
+            chunk = worker.task.chunk
+            worker.deadline = time.monotonic() + self._timeout
+            try:
+                wire.send(worker.connection, chunk if worker.position < 0 else [chunk[worker.position]])
+            except OSError:
+                continue  # found dead by _collect
+
+    def _collect(self, todo: deque[tuple[_Task, int]], done: dict[int, Result]) -> None:
+        busy = [worker for worker in self._workers if worker.task is not None]
+        if not busy:
+            return
+        wait = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
+        for key, _ in self._selector.select(wait):
+            worker: _Process = key.data
+            try:
+                heads, payloads = wire.receive(worker.connection)
+            except (OSError, ValueError):
+                self._failed(worker, todo, done, "crash")
+                continue
+            self._finished(worker, Result(heads, payloads), done)
+        now = time.monotonic()
+        for worker in [w for w in self._workers if w.task is not None and w.deadline <= now]:
+            self._failed(worker, todo, done, "timeout")
+
+    def _finished(self, worker: _Process, result: Result, done: dict[int, Result]) -> None:
+        task, position = worker.task, worker.position
+        worker.task, worker.position = None, -1
+        assert task is not None
+        if position < 0:
+            done[task.number] = result
+        else:
+            self._part(task, position, result, done)
+
+    def _part(self, task: _Task, position: int, result: Result, done: dict[int, Result]) -> None:
+        task.parts[position] = result
+        if len(task.parts) == len(task.chunk):
+            parts = [task.parts[number] for number in range(len(task.chunk))]
+            joined = memoryview(b"".join(part.payloads for part in parts))
+            done[task.number] = Result([head for part in parts for head in part.heads], joined)
+
+    def _failed(self, worker: _Process, todo: deque[tuple[_Task, int]], done: dict[int, Result], code: str) -> None:
+        task, position = worker.task, worker.position
+        if code == "crash":
+            try:
+                worker.process.wait(5)
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+        status = worker.process.poll()
+        self._stop(worker)
+        self._await_ready(self._start())
+        if task is None:
+            return
+        if position < 0 and len(task.chunk) > 1:
+            todo.extendleft((task, number) for number in reversed(range(len(task.chunk))))
+            return
+        if code == "timeout":
+            reason = f"loading and encoding took more than {self._timeout:g} s"
+        else:
+            name = signal.Signals(-status).name if status is not None and status < 0 else f"exit status {status}"
+            reason = f"the worker process died on this sample ({name})"
+        ordinal = task.chunk[max(position, 0)][0]
+        result = Result([[ordinal, {"error": [code, reason, "", ""]}]], memoryview(b""))
+        if position < 0:
+            done[task.number] = result
+        else:
+            self._part(task, position, result, done)

@@ -1,0 +1,98 @@
+"""Bad samples: counted against the policy, listed for people and machines, quarantined if asked."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lfdata.errors import LfdataError, SampleError
+from lfdata.format.durable import Files
+from shard_builder.options import ConvertOptions
+from shard_builder.sources.base import RawSample
+
+
+class TooManyErrors(LfdataError):
+    """The limit on bad samples was exceeded."""
+
+
+class StoppedError(LfdataError):
+    """A bad sample under ``--on-error stop``."""
+
+
+def text(data: bytes) -> str:
+    """Bytes of a key or path as JSON-safe text."""
+    return data.decode("utf-8", "backslashreplace")
+
+
+class Report:
+    """Collects bad samples and warnings of the shard in the making; :meth:`take` hands them to the journal."""
+
+    def __init__(self, options: ConvertOptions) -> None:
+        self._options = options
+        self.count = 0
+        self._pending: list[dict[str, Any]] = []
+
+    def restore(self, entries: list[dict[str, Any]]) -> None:
+        """Count what an earlier run has journaled."""
+        self.count += sum(entry["action"] in ("skip", "quarantine") for entry in entries)
+
+    def error(self, ordinal: int, error: SampleError) -> None:
+        """One bad sample. Raises :class:`StoppedError` or :class:`TooManyErrors` by policy."""
+        action = self._options.on_error
+        if action == "stop":
+            raise StoppedError(f"{error}. Use --on-error skip or quarantine to go on without bad samples, with --resume to keep what is done")
+        self._add(ordinal, error, action)
+        self.count += 1
+        limit = self._options.max_errors
+        if limit is not None and self.count > limit:
+            raise TooManyErrors(f"{self.count} bad samples, more than --max-errors {limit}; the last one: {error}")
+
+    def warning(self, ordinal: int, key: bytes, path: str, field: str, reason: str) -> None:
+        """Something odd about a sample that was stored all the same."""
+        self._add(ordinal, SampleError("warning", reason, key=key, path=path, field=field), "stored")
+
+    def dropped(self, ordinal: int, key: bytes) -> None:
+        """A record that the duplicates policy leaves out."""
+        self._add(ordinal, SampleError("duplicate-key", f"--duplicates {self._options.duplicates}", key=key), "dropped")
+
+    def _add(self, ordinal: int, error: SampleError, action: str) -> None:
+        self._pending.append(
+            {
+                "record": ordinal,
+                "key": text(error.key),
+                "path": text(error.path.encode("utf-8", "surrogateescape")),
+                "field": error.field,
+                "code": error.code,
+                "reason": text(error.reason.encode("utf-8", "surrogateescape")),
+                "action": action,
+            }
+        )
+
+    def take(self, stop: int | None = None) -> list[dict[str, Any]]:
+        """Entries of records before ``stop`` (all, by default), removed from the report."""
+        taken = [entry for entry in self._pending if stop is None or entry["record"] < stop]
+        self._pending = self._pending[len(taken) :]
+        return taken
+
+
+def lines(entries: list[dict[str, Any]]) -> bytes:
+    """Entries as JSON lines."""
+    return b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries)
+
+
+def quarantine(files: Files, directory: Path, key: bytes, raw: RawSample, error: SampleError) -> None:
+    """Keep a bad sample's source values: ``KEYHASH/FIELD.bin`` (or ``.json``) and ``sample.json``. Names never come from the source."""
+    place = directory / hashlib.sha256(key).hexdigest()[:24]
+    files.make_directory(directory)
+    files.make_directory(place)
+    stored = {}
+    for number, (field, value) in enumerate(raw.values.items()):
+        is_bytes = isinstance(value, bytes | bytearray | memoryview)
+        name = f"field-{number:03d}.{'bin' if is_bytes else 'json'}"
+        files.write_file(place / name, value if is_bytes else msgspec.json.encode(value, enc_hook=str))
+        stored[field] = name
+    about = {"key": text(key), "path": text(raw.path.encode("utf-8", "surrogateescape")), "code": error.code, "reason": error.reason, "field": error.field}
+    files.write_file(place / "sample.json", msgspec.json.encode(about | {"files": stored}))

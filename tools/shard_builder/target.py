@@ -1,0 +1,119 @@
+"""The directory a conversion writes to: lock, leftovers, generations, what the journal proves to be committed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from lfdata.errors import CorruptError, LfdataError, TargetExistsError
+from lfdata.format.durable import Files, is_temporary, storage_error
+from lfdata.format.files import LocalFile
+from lfdata.format.meta import INDEX, MANIFEST, ShardEntry, read_manifest
+from lfdata.format.reader import ShardFile
+from shard_builder.journal import journal_path, work_directory
+
+ERRORS = "errors.jsonl"
+RUN_LOG = "run.log.jsonl"
+QUARANTINE = "quarantine"
+SHARD_SUFFIX = ".lfd"
+
+
+class Target:
+    """A target directory under this process's lock. Use as a context manager."""
+
+    def __init__(self, path: Path, files: Files) -> None:
+        self.path = path
+        self.files = files
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        self._make_parents(self.path)
+        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # A lock on the directory itself: no lock file to go stale, no pid to be recycled, no clock.
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._descriptor)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise TargetExistsError(f"{self.path}: another process is writing here; wait for it, or choose another target") from error
+            raise storage_error(self.path, "lock", error) from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+    def _make_parents(self, path: Path) -> None:
+        if path.is_dir():
+            return
+        if path.exists() or path.is_symlink():
+            raise TargetExistsError(f"{path}: exists and is not a directory")
+        if path.parent != path:
+            self._make_parents(path.parent)
+        self.files.make_directory(path)
+
+    # -- what is there ------------------------------------------------------------------------------------------------
+
+    def refuse_existing(self) -> None:
+        """Refuse a target that holds anything."""
+        if (self.path / MANIFEST).exists():
+            raise TargetExistsError(f"{self.path}: already holds a data set; use --overwrite to replace it")
+        if journal_path(self.path).exists():
+            raise TargetExistsError(f"{self.path}: holds an unfinished conversion; use --resume to go on or --overwrite to start again")
+        others = sorted(entry.name for entry in os.scandir(self.path) if not is_temporary(entry.name) and entry.name != work_directory(self.path).name)
+        if others:
+            raise TargetExistsError(f"{self.path}: not empty (it holds {others[0]!r}); choose an empty or new directory")
+
+    def clean(self, *, journal: bool) -> None:
+        """Remove leftovers of a killed run: unfinished files, staged containers, and the journal if asked."""
+        for entry in list(os.scandir(self.path)):
+            if is_temporary(entry.name):
+                self.files.unlink(Path(entry.path))
+        work = work_directory(self.path)
+        if not work.is_dir():
+            return
+        for entry in list(os.scandir(work)):
+            path = Path(entry.path)
+            if path == journal_path(self.path):
+                if journal:
+                    self.files.unlink(path)
+            elif entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                self.files.unlink(path)
+        if journal:
+            self.files.remove_directory(work)
+
+    def committed(self, entry: dict[str, Any]) -> ShardEntry | None:
+        """The shard of a journal line, if it is there as the line says; ``None`` if its commit did not happen."""
+        shard: ShardEntry = msgspec.convert(entry["shard"], ShardEntry)
+        path = self.path / shard.file
+        try:
+            if path.stat().st_size != shard.bytes:
+                raise CorruptError(path, None, f"a committed shard of {path.stat().st_size} bytes; the journal says {shard.bytes}")
+        except FileNotFoundError:
+            return None
+        ShardFile(LocalFile(path), expect=(bytes.fromhex(shard.id), bytes(16), shard.rows))
+        return shard
+
+    def remove_old(self, keep: set[str]) -> None:
+        """Remove shards of an older generation, now that the manifest does not name them."""
+        for entry in list(os.scandir(self.path)):
+            if entry.name.endswith(SHARD_SUFFIX) and entry.name not in keep and not is_temporary(entry.name):
+                self.files.unlink(Path(entry.path))
+
+    def manifest_id(self) -> str | None:
+        """Conversion id of the data set that is there, or ``None``."""
+        try:
+            found = read_manifest(self.path).provenance.get("conversion")
+        except LfdataError:
+            return None
+        return found if isinstance(found, str) else None
+
+
+__all__ = ["ERRORS", "INDEX", "QUARANTINE", "RUN_LOG", "SHARD_SUFFIX", "Target"]
