@@ -1,0 +1,132 @@
+"""``shard-builder convert``."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from tqdm import tqdm
+
+from lfdata.codecs.pil import check_codec_versions, pil_report
+from lfdata.errors import OptionError
+from shard_builder.convert import Summary, convert
+from shard_builder.fields import load_mapping, parse_field
+from shard_builder.options import DUPLICATES, ON_ERROR, ConvertOptions
+from shard_builder.sources import open_source
+from shard_builder.target import ERRORS
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def parse_size(text: str) -> int:
+    """``"512M"``, ``"1GiB"`` or a number of bytes."""
+    short = text.strip().lower().removesuffix("ib").removesuffix("b")
+    unit = short[-1:] if short[-1:] in _UNITS else ""
+    try:
+        return int(float(short.removesuffix(unit)) * _UNITS[unit])
+    except ValueError:
+        raise OptionError(f"{text!r} is not a size; write for example 512M or 1G") from None
+
+
+def _source_options(pairs: tuple[str, ...]) -> dict[str, str]:
+    options = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise OptionError(f"--source-option {pair!r}: write NAME=VALUE")
+        options[name.replace("-", "_")] = value
+    return options
+
+
+@click.command("convert", short_help="Convert a source into a data set of shards.")
+@click.argument("source")
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option("--kind", help="Kind of source: image-folder, table, webdataset. Guessed from SOURCE by default.")
+@click.option("--field", "fields", multiple=True, metavar="NAME:KIND=COLUMN[@ORIGIN][,OPTION=VALUE...]", help="A field of the data set (repeatable).")
+@click.option("--map", "mapping", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file that declares the fields.")
+@click.option("--source-option", "-s", multiple=True, metavar="NAME=VALUE", help="An option of the source, such as root=DIR or key=COLUMN.")
+@click.option("--workers", type=click.IntRange(min=1), help="Encoder processes (default: the cores there are).")
+@click.option("--shard-size", default="1G", show_default=True, help="Size at which a new shard begins.")
+@click.option("--shard-rows", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="Samples at which a new shard begins.")
+@click.option("--segment-size", default="4G", show_default=True, help="Source bytes that make a segment; shards do not cross segments.")
+@click.option("--group-size", default="8M", show_default=True, help="Payload bytes of a row group.")
+@click.option("--on-error", type=click.Choice(ON_ERROR), default="stop", show_default=True, help="What to do with a bad sample.")
+@click.option("--max-errors", type=click.IntRange(min=0), help="Stop after more bad samples than this.")
+@click.option("--duplicates", type=click.Choice(DUPLICATES), default="error", show_default=True, help="What to do with keys that occur more than once.")
+@click.option("--sample-timeout", type=float, default=300.0, show_default=True, help="Seconds a sample may take.")
+@click.option("--resume", is_flag=True, help="Go on with an unfinished conversion.")
+@click.option("--overwrite", is_flag=True, help="Replace what the target holds.")
+@click.option("--allow-empty", is_flag=True, help="Accept a source without samples.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
+def command(source: str, target: Path, **given: Any) -> None:
+    """Convert SOURCE (a folder, a .jsonl, .csv or .tsv file, .tar files) into the data set directory TARGET.
+
+    The same source, options and library versions give the same bytes for any number of workers. After an interruption, --resume goes on.
+    """
+    specs = [*(load_mapping(given["mapping"]) if given["mapping"] else ()), *(parse_field(text) for text in given["fields"])]
+    opened = open_source(source, kind=given["kind"], fields=specs or None, **_source_options(given["source_option"]))
+    options = ConvertOptions(
+        shard_bytes=parse_size(given["shard_size"]),
+        shard_rows=given["shard_rows"],
+        segment_bytes=parse_size(given["segment_size"]),
+        group_bytes=parse_size(given["group_size"]),
+        duplicates=given["duplicates"],
+        workers=given["workers"] or 0,
+        on_error=given["on_error"],
+        max_errors=given["max_errors"],
+        sample_timeout=given["sample_timeout"],
+        resume=given["resume"],
+        overwrite=given["overwrite"],
+        allow_empty=given["allow_empty"],
+    )
+    quiet = given["quiet"]
+    if not quiet:
+        _say_hello(options, [f"{spec.name} ({spec.kind})" for spec in opened.fields])
+    signal.signal(signal.SIGTERM, _interrupt)
+    with tqdm(unit=" samples", disable=True if quiet else None, file=sys.stderr, smoothing=0.1) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        summary = convert(opened, target, options, progress=progress)
+    if not quiet:
+        _say_summary(summary, target, opened.notes())
+
+
+def _interrupt(_number: int, _frame: types.FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _say_hello(options: ConvertOptions, fields: list[str]) -> None:
+    found = pil_report()
+    versions = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+    click.echo(f"fields: {', '.join(fields)}", err=True)
+    click.echo(f"images through {versions}; {options.worker_count} workers", err=True)
+    for warning in check_codec_versions():
+        click.echo(f"warning: {warning}", err=True)
+
+
+def _say_summary(summary: Summary, target: Path, notes: dict[str, Any]) -> None:
+    for warning in summary.warnings[:20]:
+        click.echo(f"warning: {warning}", err=True)
+    for warning in notes.get("warnings", [])[:20]:
+        click.echo(f"warning: {warning}", err=True)
+    rate = summary.samples / summary.seconds if summary.seconds else 0.0
+    share = f", {summary.bytes / summary.source_bytes:.0%} of the source" if summary.source_bytes else ""
+    resumed = f" ({summary.resumed_shards} already there)" if summary.resumed_shards else ""
+    click.echo(
+        f"{target}: {summary.samples:,} samples in {summary.shards} shards{resumed}, {summary.bytes / 1e6:,.1f} MB{share}; "
+        f"{summary.seconds:.1f} s, {rate:,.0f} samples/s",
+        err=True,
+    )
+    skipped = {name: value for name, value in notes.items() if name.startswith("skipped") and value}
+    if skipped:
+        click.echo(f"not taken from the source: {msgspec.json.encode(skipped).decode()}", err=True)
+    if summary.errors or summary.dropped:
+        click.echo(f"{summary.errors} bad samples left out, {summary.dropped} duplicates dropped: see {target / ERRORS}", err=True)
