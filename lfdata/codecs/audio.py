@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 
 from lfdata.codecs._common import OptionReader, refuse_lfs_pointer
 from lfdata.codecs.audio_flac import inspect_flac
-from lfdata.codecs.audio_streams import inspect_mp3, inspect_ogg
+from lfdata.codecs.audio_lengths import shorter_than_declared
+from lfdata.codecs.audio_streams import LengthenedBytes, inspect_mp3, inspect_ogg, skip_id3
 from lfdata.codecs.audio_wav import inspect_wav
 from lfdata.codecs.base import Encoded
 from lfdata.codecs.pcm import DEFAULT_CHUNK_FRAMES, PCM_WIDTHS, Audio, AudioDecoder, read_headerless, to_int16, to_units
@@ -24,6 +26,7 @@ DEFAULT_MAX_BYTES = 2 * 1024**3  # of stored PCM: 3 hours of 48 kHz stereo; a sm
 MAX_RATIO = 256  # between rates when resampling: beyond it the header is not believable and the filter enormous
 
 _BLOCK_SAMPLES = 1 << 17  # samples decoded at a time, all channels together
+_NO_CLAIM = -1  # of expected frames: the header says nothing that could be checked
 _UNKNOWN_FRAMES = 2**62  # libsndfile says 2**63-1 when the length is not known
 _NARROW = ("PCM_16", "PCM_U8", "PCM_S8", "ULAW", "ALAW")  # libsndfile's int16 is exact for these
 _FLOATING = ("FLOAT", "VORBIS", "OPUS", "MPEG_LAYER_I", "MPEG_LAYER_II", "MPEG_LAYER_III")
@@ -63,10 +66,11 @@ class AudioEncoder:
         chunk_frames: length of the chunks that are checksummed, and so readable, alone.
         max_seconds, max_bytes: a longer recording is an error. Counted while decoding, whatever headers say.
         on_rate_change: ``error``: a stream whose rate or channels change half-way is refused.
-        pcm_rate, pcm_width, pcm_channels: given together; data that starts with no known magic number is headerless PCM.
+        pcm_rate, pcm_width, pcm_channels: given together; data without a known magic number is then headerless PCM.
 
-    Samples: ``clip(rint(x * 32768), -32768, 32767)`` of full scale 1.0, half to even; 16-bit sources are stored bit for bit when
-    neither option changes them; 8-bit unsigned 128 becomes 0. ``Encoded.sizes``: frames, channels, rate, as stored.
+    Samples: ``clip(rint(x * 32768), -32768, 32767)`` of full scale 1.0, half to even. 16-bit sources are stored bit for bit
+    unless ``rate`` or ``channels`` changes them; unsigned 8-bit 128 becomes 0. Chained Ogg streams are joined; their channels
+    may differ unless ``channels=keep``. ``Encoded.sizes``: frames, channels, rate, as stored.
     """
 
     kind = "audio"
@@ -101,7 +105,7 @@ class AudioEncoder:
 
         ``samples`` is an array of shape (frames,) or (frames, channels): uint8, int16, int32, float32 or float64.
         Raises ``SampleError``: ``empty``, ``unknown-format``, ``truncated``, ``wav-header``, ``flac-header``, ``bit-depth``,
-        ``rate-change``, ``chained``, ``corrupt``, ``nan``, ``channels``, ``rate``, ``size-limit``, ``lfs-pointer``, ``type``.
+        ``rate-change``, ``corrupt``, ``nan``, ``channels``, ``rate``, ``size-limit``, ``lfs-pointer``, ``type``.
         """
         source = self._open(raw)
         payload = bytearray()
@@ -128,14 +132,14 @@ class AudioEncoder:
 
     def _mixed(self, source: _Source) -> Iterator[NDArray[Any]]:
         """Blocks after the channel policy: int16 as stored, or float64 in 16-bit units."""
-        if self._channels == "stereo" and source.channels > 2:
-            raise SampleError("channels", f"channels=stereo cannot mix {source.channels} channels; use mono, first or keep")
         for block in source.blocks:
+            if self._channels == "stereo" and block.shape[1] > 2:
+                raise SampleError("channels", f"channels=stereo cannot mix {block.shape[1]} channels; use mono, first or keep")
             if self._channels == "first":
                 block = block[:, :1]
-            elif self._channels == "stereo" and source.channels == 1:
+            elif self._channels == "stereo" and block.shape[1] == 1:
                 block = np.repeat(block, 2, axis=1)
-            if self._channels == "mono" and source.channels > 1:
+            if self._channels == "mono" and block.shape[1] > 1:
                 yield to_units(block).mean(axis=1, keepdims=True)
             else:
                 yield block if block.dtype == np.int16 else to_units(block)
@@ -169,8 +173,12 @@ class AudioEncoder:
 
     def _from_file(self, data: bytes) -> _Source:
         warnings: tuple[str, ...] = ()
-        shift, expected = 0, None
-        if data[:4] in (b"RIFF", b"RIFX") and data[8:12] == b"WAVE":
+        shift, expected, least = 0, None, 0
+        links: Sequence[bytes] = ()
+        tag = skip_id3(data)
+        if data.startswith(b"fLaC", tag):
+            data = data[tag : -128 if data[-128:].startswith(b"TAG") else None]  # ID3 tags have no place there
+        if data[:4] in (b"RIFF", b"RIFX", b"RF64", b"BW64") and data[8:12] == b"WAVE":
             wav = inspect_wav(data)
             data, warnings, shift, expected = wav.data, wav.warnings, wav.shift, wav.frames
             if expected == 0:
@@ -180,21 +188,38 @@ class AudioEncoder:
             data, warnings, expected = flac.data, flac.warnings, flac.declared or None
         elif data.startswith(b"OggS"):
             ogg = inspect_ogg(data)
-            data, warnings = ogg.data, ogg.warnings
+            (data, *links), warnings = ogg.links, ogg.warnings
+        else:
+            warnings = shorter_than_declared(data)
         file = self._open_file(data)
         if file.format == "MP3":
             mp3 = inspect_mp3(data)
-            warnings = (*warnings, *mp3.warnings)
-            if mp3.data is not data:
+            warnings, least = (*warnings, *mp3.warnings), mp3.least
+            if mp3.length:
                 file.close()
-                file = self._open_file(mp3.data)
+                file = self._open_file(mp3.data, mp3.length)
+                expected = _NO_CLAIM
         source = _Source(file.samplerate, file.channels, iter(()), list(warnings), file.subtype in _FLOATING[1:])
-        source.blocks = _file_blocks(file, source, shift, expected)
+        first = _file_blocks(file, source, shift, expected, least)
+        source.blocks = itertools.chain(first, self._further(links, source)) if links else first
         return source
 
-    def _open_file(self, data: bytes) -> Any:
+    def _further(self, links: Sequence[bytes], source: _Source) -> Iterator[NDArray[Any]]:
+        """Blocks of the later streams of a chained Ogg file."""
+        for data in links:
+            file = self._open_file(data)
+            if file.samplerate != source.rate or (file.channels != source.channels and self._channels == "keep"):
+                file.close()
+                raise SampleError(
+                    "rate-change",
+                    f"chained Ogg streams of {source.rate} Hz, {source.channels} channels and {file.samplerate} Hz, "
+                    f"{file.channels} channels: split the file",
+                )
+            yield from _file_blocks(file, source, 0, None, 0)
+
+    def _open_file(self, data: bytes, length: int = 0) -> Any:
         try:
-            return _sequential(self._soundfile)(io.BytesIO(data))
+            return _sequential(self._soundfile)(LengthenedBytes(data, length) if length else io.BytesIO(data))
         except (RuntimeError, ValueError, TypeError, OverflowError) as error:
             reason = str(error).partition(">: ")[2] or str(error)
             hint = "; headerless PCM needs the options pcm_rate, pcm_width and pcm_channels" if not self._pcm else ""
@@ -239,7 +264,7 @@ def _sequential(soundfile: Any) -> Any:
     return Sequential
 
 
-def _file_blocks(file: Any, source: _Source, shift: int, expected: int | None) -> Iterator[NDArray[Any]]:
+def _file_blocks(file: Any, source: _Source, shift: int, expected: int | None, least: int) -> Iterator[NDArray[Any]]:
     if file.subtype in _NARROW and file.format != "FLAC":
         dtype = "int16"
     elif file.subtype in _FLOATING:
@@ -253,15 +278,17 @@ def _file_blocks(file: Any, source: _Source, shift: int, expected: int | None) -
             try:
                 block = file.read(frames, dtype=dtype, always_2d=True)
             except (RuntimeError, ValueError) as error:
-                raise SampleError("corrupt", f"after {decoded} frames: {str(error)[:200]}") from None
+                raise SampleError("corrupt", f"beyond frame {decoded}: {str(error)[:200]}") from None
             if not len(block):
                 break
             decoded += len(block)
             yield np.left_shift(block, shift) if shift else block
     if expected is None and file.frames < _UNKNOWN_FRAMES:
         expected = int(file.frames)
-    if expected is not None and decoded != expected:
+    if expected not in (None, _NO_CLAIM, decoded):
         source.warnings.append(f"{decoded} frames decoded where the header says {expected}")
+    elif decoded < least:
+        source.warnings.append(f"{decoded} frames decoded where at least {least} are expected")
 
 
 def _from_array(samples: Any, rate: Any) -> _Source:

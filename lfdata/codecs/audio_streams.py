@@ -2,63 +2,115 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import zlib
 from dataclasses import dataclass
+from typing import Any
 
 from lfdata.errors import SampleError
 
 _OGG_HEADER = 27
-_CONTINUES, _BEGINS, _ENDS = 1, 2, 4
+_BEGINS, _ENDS = 2, 4
 _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
 @dataclass(frozen=True, slots=True)
-class StreamFacts:
-    """``data``: the file, or a mended copy, to hand to libsndfile; ``warnings``: texts for the report."""
+class OggFacts:
+    """``links``: the chained streams, each a file of its own; ``warnings``: texts for the report."""
 
-    data: bytes
+    links: tuple[bytes, ...]
     warnings: tuple[str, ...] = ()
 
 
-def inspect_ogg(raw: bytes) -> StreamFacts:
-    """Check every page of an Ogg file.
+@dataclass(frozen=True, slots=True)
+class Mp3Facts:
+    """What walking the frames of an MP3 file found.
 
-    libsndfile leaves damaged pages out (the recording gets shorter) and stops after the first of several chained streams.
+    Attributes:
+        data: the file without a leading frame that claims a wrong count.
+        warnings: texts for the report.
+        least: frames of audio that decoding must give.
+        length: bytes that ``data`` must pretend to have, for libsndfile not to stop early; 0 when the real length will do.
+    """
+
+    data: bytes
+    warnings: tuple[str, ...]
+    least: int
+    length: int = 0
+
+
+class LengthenedBytes(io.BytesIO):
+    """Bytes whose end, for those who seek to it, is at ``length``; reading on still stops where the data stops.
+
+    The last 128 bytes before ``length`` read as zeros, since an MP3 decoder looks there for a tag; ``length`` must exceed the
+    data by more than that.
+    """
+
+    def __init__(self, data: bytes, length: int) -> None:
+        super().__init__(data)
+        self._length = length
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """As :meth:`io.BytesIO.seek`, with the end at ``length``."""
+        if whence == io.SEEK_END:
+            return super().seek(max(0, self._length + offset))
+        return super().seek(offset, whence)
+
+    def readinto(self, buffer: Any, /) -> int:
+        """As :meth:`io.BytesIO.readinto`, with zeros before ``length``."""
+        left = self._length - self.tell()
+        if not 0 < left <= _MP3_TAG:
+            return super().readinto(buffer)
+        count = min(left, len(buffer))
+        buffer[:count] = bytes(count)
+        self.seek(count, io.SEEK_CUR)
+        return count
+
+
+def inspect_ogg(raw: bytes) -> OggFacts:
+    """Check every page of an Ogg file and find its links (streams chained one after the other).
+
+    libsndfile leaves damaged pages out, which shortens the recording, and stops after the first link.
 
     Raises:
-        SampleError: ``corrupt`` (a page's checksum or number is wrong), ``chained`` (several streams one after the other).
+        SampleError: ``corrupt``: a page's checksum or number is wrong, or something else stands between pages.
     """
-    position, began = 0, False
+    position, began = 0, True
+    links: list[int] = []
     numbers: dict[bytes, int] = {}
     ended: set[bytes] = set()
-    cut = ("the Ogg stream is cut short; what is there is decoded",)
+    warnings: tuple[str, ...] = ()
     while position < len(raw):
         head = raw[position : position + _OGG_HEADER]
-        if not head.startswith(b"OggS"):
-            if numbers and ended == set(numbers):
-                return StreamFacts(raw, (f"{len(raw) - position} bytes after the end of the Ogg stream are ignored",))
-            if b"OggS".startswith(head[:4]):
-                return StreamFacts(raw, cut)
-            raise SampleError("corrupt", f"Ogg page expected at byte {position}")
+        if not b"OggS".startswith(head[:4]):
+            if ended != set(numbers) or not numbers:
+                raise SampleError("corrupt", f"Ogg page expected at byte {position}")
+            warnings = (f"{len(raw) - position} bytes after the end of the Ogg stream are ignored",)
+            break
         table = raw[position + _OGG_HEADER : position + _OGG_HEADER + (head[26] if len(head) == _OGG_HEADER else 0)]
         end = position + _OGG_HEADER + len(table) + sum(table)
         if len(head) < _OGG_HEADER or len(table) < head[26] or end > len(raw):
-            return StreamFacts(raw, cut)
-        flags, serial, number = head[5], head[14:18], int.from_bytes(head[18:22], "little")
+            warnings = ("the Ogg stream is cut short; what is there is decoded",)
+            break
         if _ogg_crc(raw[position:end]) != int.from_bytes(head[22:26], "little"):
             raise SampleError("corrupt", f"Ogg page at byte {position}: checksum mismatch")
-        if flags & _BEGINS:
-            if began:
-                raise SampleError("chained", f"a second Ogg stream begins at byte {position}: split the file")
+        serial, number = head[14:18], int.from_bytes(head[18:22], "little")
+        if head[5] & _BEGINS:
+            if began:  # the first page behind a link's pages starts the next one
+                links.append(position)
+                numbers, ended, began = {}, set(), False
         else:
             began = True
             if number != (numbers.get(serial, -1) + 1) % 2**32:
                 raise SampleError("corrupt", f"Ogg page at byte {position} is number {number}, after {numbers.get(serial)}")
         numbers[serial] = number
-        if flags & _ENDS:
+        if head[5] & _ENDS:
             ended.add(serial)
         position = end
-    return StreamFacts(raw, () if ended == set(numbers) else cut)
+    if not warnings and ended != set(numbers):
+        warnings = ("the last Ogg page is not marked as the last; the stream may be cut short",)
+    return OggFacts(tuple(raw[a:b] for a, b in itertools.pairwise([*links, position])) or (raw,), warnings)
 
 
 def _ogg_crc(page: bytes) -> int:
@@ -77,6 +129,9 @@ _MP3_BITRATES = {  # kbit/s by (MPEG 1, layer)
     (False, 3): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
 }
 _MP3_RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
+_MP3_TAG = 128  # bytes of an ID3v1 tag at the end
+_MP3_LARGEST = 2881  # bytes of the longest frame
+_MP3_TRIM = 4  # frames that encoder delay and padding may take off
 _MP3_TAGS = (b"ID3", b"TAG", b"APETAGEX", b"LYRICS")
 
 
@@ -88,16 +143,16 @@ class _Mp3Frame:
     samples: int
 
 
-def inspect_mp3(raw: bytes) -> StreamFacts:
+def inspect_mp3(raw: bytes) -> Mp3Facts:
     """Walk the frames of an MPEG audio file.
 
-    libsndfile plays a stream whose rate or channels change as if they did not, and stops at the length a Xing or VBRI header
-    claims. In the returned copy a header frame that claims fewer frames than there are is left out.
+    libsndfile plays a stream whose rate or channels change as if they did not. It stops at the length that a Xing or VBRI
+    header claims or, without one, at a guess from the file's length and the first frame's bit rate.
 
     Raises:
         SampleError: ``unknown-format`` (no two frames follow each other: this is not MPEG audio), ``rate-change``.
     """
-    position = first = _skip_id3(raw)
+    position = first = skip_id3(raw)
     found: list[_Mp3Frame] = []
     header: tuple[int, int] | None = None  # end of a Xing/VBRI frame, frames that it claims
     skipped = 0
@@ -108,7 +163,7 @@ def inspect_mp3(raw: bytes) -> StreamFacts:
             if found and raw.startswith(_MP3_TAGS, position):
                 if not raw.startswith(b"ID3", position):
                     break
-                position = max(_skip_id3(raw, position), position + 1)
+                position = max(skip_id3(raw, position), position + 1)
                 continue
             position = _resync(raw, position + 1)
             if not found:
@@ -133,18 +188,18 @@ def inspect_mp3(raw: bytes) -> StreamFacts:
         position += frame.length
     if not found:
         raise SampleError("unknown-format", "no MPEG audio frames follow each other")
-    return _mp3_facts(raw, first, header, len(found), skipped)
-
-
-def _mp3_facts(raw: bytes, first: int, header: tuple[int, int] | None, found: int, skipped: int) -> StreamFacts:
+    least = max(0, len(found) - _MP3_TRIM) * found[0].samples
     warnings = (f"damaged MP3: {skipped} places without a frame were passed over",) if skipped else ()
-    if header is not None and 0 < header[1] < found:
-        text = f"the header says {header[1]} MP3 frames, {found} are there and are decoded"
-        return StreamFacts(raw[:first] + raw[header[0] :], (*warnings, text))
-    return StreamFacts(raw, warnings)
+    if header is not None and header[1] >= len(found):
+        return Mp3Facts(raw, warnings, least)
+    if header is not None and header[1]:
+        warnings = (*warnings, f"the header says {header[1]} MP3 frames, {len(found)} are there and are decoded")
+    start = first if header is None else header[0]
+    return Mp3Facts(raw[start:], warnings, least, len(raw) + len(found) * _MP3_LARGEST)
 
 
-def _skip_id3(raw: bytes, position: int = 0) -> int:
+def skip_id3(raw: bytes, position: int = 0) -> int:
+    """Offset behind the ID3v2 tags at ``position``."""
     while raw.startswith(b"ID3", position) and len(raw) >= position + 10:
         a, b, c, d = raw[position + 6 : position + 10]
         position += 10 + ((a & 127) << 21 | (b & 127) << 14 | (c & 127) << 7 | d & 127)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,13 +32,14 @@ class WavFacts:
 
 
 def inspect_wav(raw: bytes) -> WavFacts:
-    """Check a RIFF or RIFX WAVE file.
+    """Check a RIFF, RIFX, RF64 or BW64 WAVE file.
 
     Raises:
         SampleError: ``truncated`` (ends before any data), ``wav-header`` (fields of the format chunk contradict each other).
     """
     order = ">" if raw.startswith(b"RIFX") else "<"
     fmt: tuple[int, int] | None = None
+    long_size: int | None = None
     position = 12
     while position + 8 <= len(raw):
         name = raw[position : position + 4]
@@ -46,12 +47,33 @@ def inspect_wav(raw: bytes) -> WavFacts:
         body = position + 8
         if name == b"fmt " and fmt is None:
             fmt = (body, size)
+        elif name == b"ds64" and raw[:4] in (b"RF64", b"BW64") and body + 16 <= len(raw):
+            (long_size,) = struct.unpack_from("<Q", raw, body + 8)
         elif name == b"data":
             if fmt is None:
                 raise SampleError("wav-header", "WAV data comes before the format chunk")
+            if size == _UNKNOWN_LENGTH and long_size is not None:
+                return _check(raw, order, fmt, body, long_size)
+            if size == _UNKNOWN_LENGTH or (size == 0 and not _only_chunks(raw, order, body)):
+                # libsndfile reads nothing when the length was never filled in
+                size = min(len(raw) - body, _UNKNOWN_LENGTH - 1)
+                raw = raw[: position + 4] + struct.pack(order + "I", size) + raw[body:]
+                facts = _check(raw, order, fmt, body, size)
+                unknown = "the header does not say how long the data is; all that follows it is decoded"
+                return replace(facts, warnings=(unknown, *facts.warnings)) if size else facts
             return _check(raw, order, fmt, body, size)
         position = body + size + (size & 1)
     raise SampleError("truncated", f"WAV of {len(raw)} bytes ends before its data chunk")
+
+
+def _only_chunks(raw: bytes, order: str, position: int) -> bool:
+    """Whether the rest of the file is whole chunks, as after data that is really empty."""
+    while position + 8 <= len(raw):
+        (size,) = struct.unpack_from(order + "I", raw, position + 4)
+        if not (raw[position : position + 4].isascii() and raw[position : position + 4].strip(b" ").isalnum()):
+            return False
+        position += 8 + size + (size & 1)
+    return position - len(raw) in (0, 1)
 
 
 def _check(raw: bytes, order: str, fmt: tuple[int, int], start: int, declared: int) -> WavFacts:
@@ -84,8 +106,6 @@ def _check(raw: bytes, order: str, fmt: tuple[int, int], start: int, declared: i
 
 
 def _extent(available: int, declared: int) -> tuple[tuple[str, ...], int]:
-    if declared == _UNKNOWN_LENGTH or (declared == 0 and available):
-        return ("the header does not say how long the data is; all of it is decoded",), available
     if declared > available:
         return (f"data shorter than its header says: {available} of {declared} bytes",), available
     return (), declared
