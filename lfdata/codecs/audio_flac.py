@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from lfdata.errors import SampleError
@@ -10,6 +11,7 @@ _RATES = (0, 88200, 176400, 192000, 8000, 16000, 22050, 24000, 32000, 44100, 480
 _BITS = {0: 0, 1: 8, 2: 12, 4: 16, 5: 20, 6: 24, 7: 32}
 _OPENABLE = (8, 16, 24)  # depths that libsndfile accepts in STREAMINFO; it decodes each frame at the frame's own depth
 _PREVIOUS = 4
+_SYNC = re.compile(rb"\xff[\xf8\xf9]")
 _CRC_BUDGET = 8 * 1024 * 1024  # bytes of frames checked in one file; honest files need one frame, some kilobytes
 
 
@@ -72,9 +74,8 @@ def _scan(raw: bytes, position: int, rate: int, channels: int) -> list[_Frame]:
     depths: dict[int, _Frame] = {}
     budget = _CRC_BUDGET
     recent: list[_Frame] = []
-    while (position := raw.find(b"\xff", position)) >= 0:
-        frame = _parse_header(raw, position)
-        position += 1
+    for match in _SYNC.finditer(raw, position):
+        frame = _parse_header(raw, match.start())
         if frame is None:
             continue
         fits = frame.rate in (0, rate) and frame.channels == channels

@@ -131,6 +131,7 @@ _MP3_BITRATES = {  # kbit/s by (MPEG 1, layer)
 _MP3_RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
 _MP3_TAG = 128  # bytes of an ID3v1 tag at the end
 _MP3_LARGEST = 2881  # bytes of the longest frame
+_MP3_MAX_SKIPS = 100_000  # bounds the search for frames in what is mostly something else
 _MP3_TRIM = 4  # frames that encoder delay and padding may take off
 _MP3_TAGS = (b"ID3", b"TAG", b"APETAGEX", b"LYRICS")
 
@@ -152,50 +153,90 @@ def inspect_mp3(raw: bytes) -> Mp3Facts:
     Raises:
         SampleError: ``unknown-format`` (no two frames follow each other: this is not MPEG audio), ``rate-change``.
     """
-    position = first = skip_id3(raw)
-    found: list[_Mp3Frame] = []
-    header: tuple[int, int] | None = None  # end of a Xing/VBRI frame, frames that it claims
-    skipped = 0
-    while position + 4 <= len(raw):
-        frame = _mp3_frame(raw, position)
-        follows = frame is not None and (position + frame.length + 4 > len(raw) or _mp3_frame(raw, position + frame.length))
-        if frame is None or not (follows or found):
-            if found and raw.startswith(_MP3_TAGS, position):
-                if not raw.startswith(b"ID3", position):
-                    break
-                position = max(skip_id3(raw, position), position + 1)
-                continue
-            position = _resync(raw, position + 1)
-            if not found:
-                first = position
-            skipped += 1
-            continue
-        if found and (frame.rate, frame.channels) != (found[0].rate, found[0].channels):
-            if follows and _same(frame, _mp3_frame(raw, position + frame.length)):
-                raise SampleError(
-                    "rate-change",
-                    f"MP3 changes from {found[0].rate} Hz and {found[0].channels} channels to {frame.rate} Hz and "
-                    f"{frame.channels} channels at byte {position}: split the file",
-                )
-            position += 1
-            continue
-        claimed = _claimed_frames(raw[position : position + min(frame.length, 200)])
-        if not found and header is None and claimed is not None:
-            header = (position + frame.length, claimed)
-            first = position
-        else:
-            found.append(frame)
-        position += frame.length
+    walk = _Mp3Walk(raw)
+    walk.run()
+    found = walk.found
     if not found:
         raise SampleError("unknown-format", "no MPEG audio frames follow each other")
     least = max(0, len(found) - _MP3_TRIM) * found[0].samples
-    warnings = (f"damaged MP3: {skipped} places without a frame were passed over",) if skipped else ()
-    if header is not None and header[1] >= len(found):
-        return Mp3Facts(raw, warnings, least)
-    if header is not None and header[1]:
-        warnings = (*warnings, f"the header says {header[1]} MP3 frames, {len(found)} are there and are decoded")
-    start = first if header is None else header[0]
-    return Mp3Facts(raw[start:], warnings, least, len(raw) + len(found) * _MP3_LARGEST)
+    warnings: list[str] = []
+    if walk.skipped:
+        warnings.append(f"damaged MP3: {walk.skipped} places without a frame were passed over")
+    if walk.cut:
+        warnings.append("the last MP3 frame is cut short")
+    if walk.claimed >= len(found):
+        return Mp3Facts(raw, tuple(warnings), least)
+    if walk.claimed:
+        warnings.append(f"the header says {walk.claimed} MP3 frames, {len(found)} are there and are decoded")
+    return Mp3Facts(raw[walk.start : walk.end], tuple(warnings), least, len(raw) + len(found) * _MP3_LARGEST)
+
+
+class _Mp3Walk:
+    """Steps from frame to frame.
+
+    ``found``: whole frames of audio; ``start``, ``end``: where the first begins and the last ends; ``claimed``: frames that a
+    leading header frame claims, 0 without one; ``skipped``: places where no frame was; ``cut``: the last frame is incomplete.
+    """
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+        self.found: list[_Mp3Frame] = []
+        self.start = self.end = self.claimed = self.skipped = 0
+        self.cut = False
+        self._header_seen = False
+
+    def run(self) -> None:
+        position = skip_id3(self.raw)
+        while position + 4 <= len(self.raw) and not self.cut:
+            frame = _mp3_frame(self.raw, position)
+            # the very first frame must be followed by another: four bytes alone prove nothing
+            if frame is None or not (self.found or self._followed(frame, position)):
+                if self.found and self.raw.startswith(_MP3_TAGS, position):
+                    if not self.raw.startswith(b"ID3", position):
+                        return
+                    position = max(skip_id3(self.raw, position), position + 1)
+                else:
+                    position = self._resync(position)
+            elif self.found and not _same(frame, self.found[0]):
+                self._check_change(frame, position)
+                position += 1
+            else:
+                self._take(frame, position)
+                position += frame.length
+
+    def _take(self, frame: _Mp3Frame, position: int) -> None:
+        claimed = None
+        if not self.found and not self._header_seen:
+            claimed = _claimed_frames(self.raw[position : position + min(frame.length, 200)])
+        if claimed is not None:
+            self._header_seen, self.claimed = True, claimed
+        elif position + frame.length > len(self.raw):
+            self.cut = True
+        else:
+            if not self.found:
+                self.start = position
+            self.found.append(frame)
+            self.end = position + frame.length
+
+    def _followed(self, frame: _Mp3Frame, position: int) -> bool:
+        after = position + frame.length
+        return after + 4 > len(self.raw) or _mp3_frame(self.raw, after) is not None
+
+    def _check_change(self, frame: _Mp3Frame, position: int) -> None:
+        if _same(frame, _mp3_frame(self.raw, position + frame.length)):
+            before = self.found[0]
+            raise SampleError(
+                "rate-change",
+                f"MP3 changes from {before.rate} Hz and {before.channels} channels to {frame.rate} Hz and {frame.channels} "
+                f"channels at byte {position}: split the file",
+            )
+
+    def _resync(self, position: int) -> int:
+        self.skipped += 1
+        if self.skipped > _MP3_MAX_SKIPS:
+            raise SampleError("corrupt", f"MP3 damaged in more than {_MP3_MAX_SKIPS} places")
+        found = self.raw.find(b"\xff", position + 1)
+        return found if found >= 0 else len(self.raw)
 
 
 def skip_id3(raw: bytes, position: int = 0) -> int:
@@ -204,11 +245,6 @@ def skip_id3(raw: bytes, position: int = 0) -> int:
         a, b, c, d = raw[position + 6 : position + 10]
         position += 10 + ((a & 127) << 21 | (b & 127) << 14 | (c & 127) << 7 | d & 127)
     return position
-
-
-def _resync(raw: bytes, position: int) -> int:
-    found = raw.find(b"\xff", position)
-    return found if found >= 0 else len(raw)
 
 
 def _same(frame: _Mp3Frame, other: _Mp3Frame | None) -> bool:
