@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageFile
 
 from lfdata.codecs.image_policy import ImagePolicy, blend_colour
-from lfdata.codecs.pil import open_image
+from lfdata.codecs.pil import load_whole, open_image
 from lfdata.errors import SampleError
 
 _TRANSPOSE = {
@@ -63,8 +63,11 @@ class Picture:
     def array(self) -> NDArray[Any]:
         """H x W x C, uint8 or uint16, owned and writable."""
         if self.image is not None:
-            pixels = np.array(self.image)
-            return pixels if pixels.ndim == 3 else pixels[:, :, None]
+            if self.image.mode != "L":
+                return np.array(self.image)
+            pixels = np.empty((self.image.height, self.image.width, 1), np.uint8)
+            pixels[:, :, 0] = np.asarray(self.image)
+            return pixels
         assert self.deep is not None
         return self.deep if self.deep.flags.owndata and self.deep.flags.c_contiguous else self.deep.copy()
 
@@ -84,7 +87,7 @@ def read_picture(data: bytes, fmt: str, policy: ImagePolicy) -> Picture:
     rawmode = _rawmode(image)
     deep = _read_deep(data, fmt, image, rawmode, policy.max_pixels)
     if deep is None:
-        image.load()
+        load_whole(image, data, fmt)
         if ";16" in rawmode:
             out.warnings.append(f"16-bit samples in layout {rawmode} were cut to 8 bits by PIL")
     orientation = read_orientation(image)
@@ -135,14 +138,14 @@ def _read_deep(data: bytes, fmt: str, image: ImageFile.ImageFile, rawmode: str, 
     so two decodes give all 16 bits; grey + alpha has the four bytes of an RGBA pixel.
     """
     if image.mode.startswith("I;16"):
-        image.load()
+        load_whole(image, data, fmt)
         pixels = np.array(image).astype(np.uint16, copy=False)[:, :, None]
     elif rawmode == "LA;16B":
         image.tile = [t._replace(args="RGBA") for t in image.tile]
-        image.load()
+        load_whole(image, data, fmt)
         pixels = np.array(image).view(">u2").astype(np.uint16)
     elif rawmode[:-1] in ("RGB;16", "RGBA;16") and image.mode in ("RGB", "RGBA"):
-        image.load()
+        load_whole(image, data, fmt)
         high = np.array(image)
         swapped = rawmode[:-1] + _other_order(rawmode[-1])
         again = open_image(data, fmt, limit)

@@ -18,6 +18,8 @@ DEFLATE_MAX_RATIO = 1032
 
 Size = tuple[int, int]
 
+_ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+
 
 def truncated(reason: str) -> SampleError:
     """The one error every kind of missing data ends in."""
@@ -94,6 +96,34 @@ def _png_header(ihdr: bytes, limit: int) -> tuple[Size, int]:
     if channels is None or bits not in (1, 2, 4, 8, 16):
         raise corrupt(f"PNG has colour type {colour} at {bits} bits, which do not exist")
     return check_pixels(width, height, limit), height * (width * channels * bits // 8)
+
+
+def check_png_pixels(data: bytes) -> None:
+    """Inflate the pixel data of a PNG whose structure was checked, and raise ``truncated`` when it ends before the last row.
+
+    A deflate stream may end well and hold too few rows; PIL leaves the rest black. Memory is bounded by 64 KiB.
+    """
+    width, height, bits, colour, _, _, interlace = struct.unpack_from(">IIBBBBB", data, 16)
+    depth = bits * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour]
+    passes = _ADAM7 if interlace else ((0, 0, 1, 1),)
+    need = 0
+    for x0, y0, dx, dy in passes:
+        columns, rows = -(-(width - x0) // dx), -(-(height - y0) // dy)
+        if columns > 0 and rows > 0:
+            need += rows * (1 + (columns * depth + 7) // 8)
+    inflater, have, pos = zlib.decompressobj(), 0, 8
+    while pos < len(data) and have < need and not inflater.eof:
+        length = int.from_bytes(data[pos : pos + 4], "big")
+        if data[pos + 4 : pos + 8] == b"IDAT":
+            piece = data[pos + 8 : pos + 8 + length]
+            while piece and have < need and not inflater.eof:
+                have += len(inflater.decompress(piece, 65536))
+                piece = inflater.unconsumed_tail
+        pos += 12 + length
+    while have < need and not inflater.eof and (rest := inflater.decompress(b"", 65536)):
+        have += len(rest)
+    if have < need:
+        raise truncated(f"PNG holds {have} bytes of pixels, {width}x{height} take {need}")
 
 
 def _name(name: bytes) -> str:

@@ -1,8 +1,9 @@
 """The only door to PIL's decoders: strict, bounded, one error type, the same through pillow and pillow-simd.
 
 Plugins are called directly, not through ``PIL.Image.open``: the format is known from the content, PIL's own pixel limit (a
-process-wide setting that only warns up to twice its value) neither helps nor gets in the way, and the reason a plugin gives
-("bad header checksum") is not replaced by "cannot identify image file".
+process-wide setting that only warns up to twice its value) is left alone and not relied upon (a few plugins apply it by
+themselves: WebP since Pillow 13, so that more than twice its value is refused there whatever the policy allows), and the reason
+a plugin gives ("bad header checksum") is not replaced by "cannot identify image file".
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from PIL import (
 
 from lfdata.codecs import jpeg
 from lfdata.codecs.base import Buffer
-from lfdata.codecs.containers import check_pixels, damaged_png, walk
+from lfdata.codecs.containers import check_pixels, check_png_pixels, damaged_png, walk
 from lfdata.codecs.sniff import IMAGE_FORMATS, LFS_ADVICE, is_lfs_pointer, sniff
 from lfdata.errors import LfdataError, SampleError
 
@@ -139,8 +140,22 @@ def _plugin(fmt: str) -> Callable[[BytesIO, str], ImageFile.ImageFile]:
     return _PLUGINS[fmt]
 
 
+def load_whole(image: ImageFile.ImageFile, data: bytes, fmt: str) -> None:
+    """Decode the current frame, and make sure that all of it came out of the file; call inside :func:`strict_pil`."""
+    image.load()
+    # A PNG that ran out of rows has zeros in its last row (interlaced: in one of the last two): only then look closer.
+    if fmt == "png" and (image.height < 2 or _has_zero_row(image)):
+        check_png_pixels(data)
+
+
+def _has_zero_row(image: Image.Image) -> bool:
+    rows = image.crop((0, image.height - 2, image.width, image.height)).tobytes()
+    half = len(rows) // 2
+    return not any(rows[half:]) or not any(rows[:half])
+
+
 def check_all_frames(data: bytes, fmt: str, max_pixels: int) -> int:
-    """Decode every frame of a file that has more than one (or pages, of a TIFF); returns their number; call inside :func:`strict_pil`.
+    """Decode every frame (page, of a TIFF) of a file with more than one; returns their number; call in :func:`strict_pil`.
 
     The pixels of all frames together may not exceed ``max_pixels``: time is bounded as memory is.
     """

@@ -129,7 +129,10 @@ def _decoded(name: str, how: str) -> np.ndarray:
 
 
 def test_a_profile_is_applied_not_dropped() -> None:
-    with_profile, without = _decoded("sharp__prophoto.png", "codec=png"), _decoded("sharp__prophoto.png", "codec=png,icc=ignore")
+    with_profile, without = (
+        _decoded("sharp__prophoto.png", "codec=png"),
+        _decoded("sharp__prophoto.png", "codec=png,icc=ignore"),
+    )
     assert np.abs(with_profile.astype(int) - without).max() > 4
 
 

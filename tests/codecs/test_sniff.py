@@ -54,7 +54,9 @@ def test_magic_is_named(head: bytes, name: str) -> None:
     assert sniff(head) == name
 
 
-@pytest.mark.parametrize("data", [b"", b"B", b"BM is how this text begins, and it goes on", b"RIFF", b"plain text", b"\0" * 600])
+@pytest.mark.parametrize(
+    "data", [b"", b"B", b"BM is how this text begins, and it goes on", b"RIFF", b"plain text", b"\0" * 600]
+)
 def test_noise_has_no_name(data: bytes) -> None:
     assert sniff(data) == ""
 
