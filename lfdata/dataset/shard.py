@@ -13,7 +13,7 @@ from lfdata.codecs.registry import make_decoder
 from lfdata.errors import ChangedError, CorruptError, KeyMissingError
 from lfdata.format.cache import IndexCache
 from lfdata.format.files import RangeFile
-from lfdata.format.layout import SIZE_ROLES, xxh64
+from lfdata.format.layout import SIZE_ROLES, xxh3
 from lfdata.format.meta import FieldMeta, ShardEntry
 from lfdata.format.reader import ShardFile
 
@@ -121,7 +121,7 @@ class Shard:
             file.file.read_into(view[begin:end], int(starts[first]))
         seed = file.identity.seed
         for number, place, size, check in zip(order.tolist(), targets.tolist(), sizes.tolist(), checks[order].tolist(), strict=True):
-            if xxh64(view[place : place + size], seed) != check:
+            if xxh3(view[place : place + size], seed) != check:
                 raise CorruptError(
                     file.name, int(offsets[number]), f"field {name!r}, row {int(rows[number])}: the payload does not match its check"
                 )
@@ -150,7 +150,7 @@ class Shard:
         file.file.read_into(view, int(offset[0]) + begin)
         for number, check in enumerate(checks.tolist()):
             at = number * chunk * width
-            if xxh64(view[at : at + chunk * width], file.identity.seed) != check:
+            if xxh3(view[at : at + chunk * width], file.identity.seed) != check:
                 raise CorruptError(file.name, int(offset[0]) + begin + at, f"field {name!r}, row {int(rows[0])}: chunk {first + number} does not match its check")
         samples = data.view("<i2").reshape(-1, channels)
         return samples[start - first * chunk : stop - first * chunk].astype(np.int16)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lfdata.errors import OptionError
 from lfdata.format.durable import OutputFile
-from lfdata.format.layout import ELEMENTS, LOCATOR, ROLE_CODES, ROLE_ELEMENTS, SIZE_ROLES, align, xxh64
+from lfdata.format.layout import ELEMENTS, LOCATOR, ROLE_CODES, ROLE_ELEMENTS, SIZE_ROLES, align, xxh3
 from lfdata.format.meta import FieldMeta
 
 _TYPECODES = {1: "B", 2: "H", 3: "I", 4: "Q"}
@@ -102,7 +102,7 @@ class FieldColumns:
         self._present.append(1)
         self._sizes["tokens"].append(value.sizes["tokens"])
         self._offsets.append(spool.position // self._dtype.itemsize if len(data) else 0)
-        self._checks.append(xxh64(data, self._seed))
+        self._checks.append(xxh3(data, self._seed))
         spool.write(data)
 
     def add_payload(self, value: Any, digest: bytes, written: OutputFile) -> int:
@@ -118,7 +118,7 @@ class FieldColumns:
                 raise OptionError(f"field {self.field.name!r}: {len(dims)} dimensions; the schema says {self._ndim}")
             self._dims.extend(dims)
         if not len(data):
-            self._rows.append((0, xxh64(b"", self._seed)))
+            self._rows.append((0, xxh3(b"", self._seed)))
             self._append_aux(0, 0)
             return 0
         key = (digest, tuple(sizes[role] for role in self._roles))
@@ -128,7 +128,7 @@ class FieldColumns:
             self._append_aux(known[2], known[3])
             return 0
         aux = self._aux_of(value, sizes)
-        place = (-2 - len(self._payloads), xxh64(data, self._seed), self._aux_total, len(aux))
+        place = (-2 - len(self._payloads), xxh3(data, self._seed), self._aux_total, len(aux))
         self._append_aux(self._aux_total, len(aux))
         if len(aux):
             self._aux.append(aux)
@@ -154,7 +154,7 @@ class FieldColumns:
         if self.field.kind == "audio":
             step = int(self.field.params["chunk_frames"]) * sizes["channels"] * 2
             view = memoryview(value.payload)
-            return np.array([xxh64(view[at : at + step], self._seed) for at in range(0, len(view), step)], "<u8")
+            return np.array([xxh3(view[at : at + step], self._seed) for at in range(0, len(view), step)], "<u8")
         return np.asarray(value.aux if value.aux is not None else (), "<u8")
 
     # -- end of a group -----------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from lfdata.format.layout import (
     Identity,
     Trailer,
     align,
-    xxh64,
+    xxh3,
 )
 from lfdata.format.meta import ShardMeta, encode_meta
 
@@ -94,7 +94,7 @@ class ContainerWriter:
     def group(self, first: int, rows: int, parts: Iterable[Any]) -> None:
         """Write a row group from its parts; the caller has computed their offsets from the next multiple of ``REGION_ALIGN``."""
         start = self.pad(REGION_ALIGN)
-        hasher = layout.new_xxh64(self.seed)
+        hasher = layout.new_xxh3(self.seed)
         for part in _chunks(parts):
             self.emit(part)
             hasher.update(part)
@@ -106,7 +106,7 @@ class ContainerWriter:
         sums = []
         for part in blocks:
             view = memoryview(part)
-            sums += [xxh64(view[at : at + BLOCK_BYTES], self.seed) for at in range(0, len(view), BLOCK_BYTES)]
+            sums += [xxh3(view[at : at + BLOCK_BYTES], self.seed) for at in range(0, len(view), BLOCK_BYTES)]
             self.emit(view)
         table = np.array(sums, "<u8")
         first, self._blocks = self._blocks, self._blocks + len(table)
@@ -114,7 +114,7 @@ class ContainerWriter:
         width = dtype.itemsize if dtype is not None else 1
         count = (self.position - start) // width
         element = ELEMENT_CODES[dtype] if dtype is not None else 0
-        self.section(type_, start, xxh64(table.tobytes(), self.seed), first=first, element=element, count=count, **fields)
+        self.section(type_, start, xxh3(table.tobytes(), self.seed), first=first, element=element, count=count, **fields)
 
     def column(self, type_: bytes, data: NDArray[Any], **fields: int) -> None:
         """Write an array as a blocked section."""
@@ -133,18 +133,18 @@ class ContainerWriter:
         for ordinal, dictionary in dictionaries:
             start = self.pad(COLUMN_ALIGN)
             self.emit(dictionary)
-            self.section(b"DICT", start, xxh64(dictionary, self.seed), field=ordinal)
+            self.section(b"DICT", start, xxh3(dictionary, self.seed), field=ordinal)
         sums = np.concatenate(self._block_sums) if self._block_sums else np.empty(0, "<u8")
         for type_, data in ((b"META", encode_meta(meta)), (b"BSUM", sums.tobytes())):
             start = self.pad(COLUMN_ALIGN)
             self.emit(data)
             extra: Mapping[str, int] = {"element": _U64, "count": len(sums)} if type_ == b"BSUM" else {}
-            self.section(type_, start, xxh64(data, self.seed), **extra)
+            self.section(type_, start, xxh3(data, self.seed), **extra)
         directory = b"".join(layout.pack_entry(entry) for entry in self._entries)
         start = self.pad(COLUMN_ALIGN)
         self.emit(directory)
         size = self.position + layout.TRAILER_BYTES
-        check = xxh64(directory, self.seed)
+        check = xxh3(directory, self.seed)
         self.emit(layout.pack_trailer(Trailer(self.identity, rows, start, len(self._entries), check, size, self._header_check)))
         written = Written(rows, self.position, tail, self._digest.hexdigest(), meta.statistics)
         if announce is not None:

@@ -33,6 +33,9 @@ MAX_ROWS = 1 << 40
 MAX_ENTRIES = 262_144
 MAX_META_BYTES = 64 << 20
 MAX_DICT_BYTES = 16 << 20
+MAX_DICTS_BYTES = 256 << 20
+# A tail longer than this is not read in one piece, whatever the manifest says: the parts of it that matter are, each by its own limit.
+MAX_TAIL_BYTES = 256 << 20
 MAX_KEY_BYTES = 65_535
 MAX_FIELDS = 4096
 
@@ -105,20 +108,22 @@ SECTIONS = {
     b"META": False,
     b"BSUM": False,
 }
+FIELD_SECTIONS = (b"TOKN", b"LOCR", b"COLM", b"DICT")  # these belong to a field
+PLAIN_SECTIONS = (b"GRUP", b"DICT", b"META")  # these have no elements
 
 _IDENTITY = struct.Struct("<HHIQQ16s16s")  # bytes 8 to 63 of the header, repeated in the trailer
 _TRAILER_TAIL = struct.Struct("<QQQQQQQ")  # bytes 64 to 119 of the trailer
 _ENTRY = struct.Struct("<4sIIHHQQQQQQ")
 
 
-def xxh64(data: object, seed: int = 0) -> int:
-    """XXH64 of a bytes-like object."""
-    return xxhash.xxh64_intdigest(data, seed)  # type: ignore[arg-type]
+def xxh3(data: object, seed: int = 0) -> int:
+    """XXH3 of a bytes-like object."""
+    return xxhash.xxh3_64_intdigest(data, seed)  # type: ignore[arg-type]
 
 
-def new_xxh64(seed: int) -> xxhash.xxh64:
-    """A streaming XXH64."""
-    return xxhash.xxh64(seed=seed)
+def new_xxh3(seed: int) -> xxhash.xxh3_64:
+    """A streaming XXH3."""
+    return xxhash.xxh3_64(seed=seed)
 
 
 def align(offset: int, step: int) -> int:
@@ -146,7 +151,7 @@ class Identity:
     @property
     def seed(self) -> int:
         """Seed of every check in the file."""
-        return xxh64(self.shard_id + self.part_id)
+        return xxh3(self.shard_id + self.part_id)
 
     def pack(self) -> bytes:
         """The 56 bytes as stored."""
@@ -205,7 +210,7 @@ class Entry:
 def pack_header(identity: Identity) -> bytes:
     """The 4,096 bytes of the header."""
     body = (MAGIC + identity.pack()).ljust(HEADER_BYTES - 8, b"\0")
-    return body + struct.pack("<Q", xxh64(body))
+    return body + struct.pack("<Q", xxh3(body))
 
 
 def parse_identity(file: object, data: bytes | memoryview, offset: int) -> Identity:
@@ -229,7 +234,7 @@ def parse_header(file: object, data: bytes) -> tuple[Identity, int]:
     (check,) = struct.unpack_from("<Q", data, HEADER_BYTES - 8)
     # The version comes first: a newer major may have moved or changed the check itself.
     identity = parse_identity(file, data[8:64], 8)
-    if xxh64(data[: HEADER_BYTES - 8]) != check:
+    if xxh3(data[: HEADER_BYTES - 8]) != check:
         raise CorruptError(file, 0, "the header does not match its check")
     if not is_zero(data[64 : HEADER_BYTES - 8]):
         raise CorruptError(file, 64, "reserved bytes of the header are not zero")
@@ -248,7 +253,7 @@ def pack_trailer(trailer: Trailer) -> bytes:
         trailer.header_check,
         0,
     )
-    return body + struct.pack("<Q", xxh64(body))
+    return body + struct.pack("<Q", xxh3(body))
 
 
 def parse_trailer(file: object, data: bytes, file_size: int) -> Trailer:
@@ -258,7 +263,7 @@ def parse_trailer(file: object, data: bytes, file_size: int) -> Trailer:
         raise CorruptError(file, at, "no trailer at the end: the file is truncated, still being written, or has bytes appended")
     identity = parse_identity(file, data[8:64], at + 8)
     (check,) = struct.unpack_from("<Q", data, TRAILER_BYTES - 8)
-    if xxh64(data[: TRAILER_BYTES - 8]) != check:
+    if xxh3(data[: TRAILER_BYTES - 8]) != check:
         raise CorruptError(file, at, "the trailer does not match its check")
     rows, directory, entries, directory_check, size, header_check, reserved = _TRAILER_TAIL.unpack_from(data, 64)
     if reserved:
@@ -294,7 +299,7 @@ def pack_entry(entry: Entry) -> bytes:
 def parse_directory(file: object, data: bytes, trailer: Trailer) -> list[Entry]:
     """Parse and check the whole directory: order, bounds, alignment, element counts, flags. Returns entries in file order."""
     base = trailer.directory_offset
-    if xxh64(data, trailer.identity.seed) != trailer.directory_check:
+    if xxh3(data, trailer.identity.seed) != trailer.directory_check:
         raise CorruptError(file, base, "the directory does not match its check")
     entries = []
     end = HEADER_BYTES
@@ -334,7 +339,13 @@ def _check_known(file: object, at: int, entry: Entry) -> None:
         return
     if entry.blocked != blocked:
         raise CorruptError(file, at + 4, f"section {_name(entry)} has the wrong flags")
-    if entry.role >= len(ROLES) or (entry.element and entry.element not in ELEMENTS):
-        raise CorruptError(file, at + 12, f"section {_name(entry)} has an unknown role or element type")
+    if (entry.field != NO_FIELD) != (entry.type in FIELD_SECTIONS):
+        raise CorruptError(file, at + 8, f"section {_name(entry)} has the field ordinal {entry.field}")
+    if entry.role >= (len(ROLES) if entry.type == b"COLM" else 1):
+        raise CorruptError(file, at + 12, f"section {_name(entry)} has the role {entry.role}")
+    if entry.element not in ({0} if entry.type in PLAIN_SECTIONS else {0, *ELEMENTS}):
+        raise CorruptError(file, at + 14, f"section {_name(entry)} has the element type {entry.element}")
+    if entry.first and not blocked and entry.type != b"GRUP":
+        raise CorruptError(file, at + 48, f"section {_name(entry)}: reserved bytes are not zero")
     if entry.type != b"GRUP" and entry.count * entry.dtype.itemsize != entry.length:
         raise CorruptError(file, at + 32, f"section {_name(entry)}: {entry.count} elements do not make {entry.length} bytes")

@@ -8,19 +8,18 @@ never touches a mapping.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lfdata.errors import ChangedError, CorruptError, KeyMissingError, LimitError, TruncatedError, VersionError
+from lfdata.errors import ChangedError, CorruptError, FormatError, KeyMissingError, LimitError, TruncatedError, VersionError
 from lfdata.format import layout
 from lfdata.format.cache import IndexCache
-from lfdata.format.columns import scalar_dtype
 from lfdata.format.files import LocalFile, RangeFile, read_range
-from lfdata.format.layout import BLOCK_BYTES, HEADER_BYTES, TRAILER_BYTES, Entry, Identity, Trailer, xxh64
+from lfdata.format.layout import BLOCK_BYTES, HEADER_BYTES, TRAILER_BYTES, Entry, Identity, Trailer, xxh3
 from lfdata.format.meta import FieldMeta, ShardMeta, check_fields, decode_json
+from lfdata.format.schema import check_schema, field_ndim
 
 
 class ShardFile:
@@ -50,6 +49,8 @@ class ShardFile:
             raise TruncatedError(self.name, file.size, f"{file.size} bytes are too few for a shard")
         if tail is not None and not HEADER_BYTES <= tail <= file.size - TRAILER_BYTES:
             raise CorruptError(self.name, tail, f"the tail offset {tail} lies outside the file")
+        if tail is not None and file.size - tail > layout.MAX_TAIL_BYTES:
+            tail = None
         header = None if tail is not None else bytes(read_range(file, 0, HEADER_BYTES))
         start = tail if tail is not None else file.size - TRAILER_BYTES
         self._tail = bytes(read_range(file, start, file.size - start))
@@ -58,6 +59,8 @@ class ShardFile:
         self.identity: Identity = self.trailer.identity
         self.rows: int = self.trailer.rows
         self._expect(expect)
+        self._map: Any = None
+        self._refuse_features()
         self._directory()
         self._tail = b""
 
@@ -101,22 +104,40 @@ class ShardFile:
             if place in self._by_place:
                 raise CorruptError(self.name, entry.offset, f"section {entry.type.decode()} appears twice for one field and role")
             self._by_place[place] = entry
-        self.meta: ShardMeta = decode_json(self.name, self._checked(self._find(b"META"), layout.MAX_META_BYTES), ShardMeta, "META")
-        for bit in range(64):
-            if self.identity.required >> bit & 1:
-                name = self.meta.features.get(str(bit), f"bit {bit}")
-                raise VersionError(self.name, 16, f"needs the feature {name!r}, which this reader lacks. Update lfdata to read it")
+        self.meta: ShardMeta = self._read_meta(self._find(b"META"))
         check_fields(self.name, self.meta.fields)
         self.fields: tuple[FieldMeta, ...] = self.meta.fields
         self._ordinals = {field.name: number for number, field in enumerate(self.fields)}
-        sums = self._checked(self._find(b"BSUM"), self.file.size)
-        self._sums = np.frombuffer(sums, "<u8")
+        check_schema(self.name, trailer.directory_offset, self.identity.kind, self.rows, self.fields, self._by_place)
+        self._sums = np.frombuffer(self._checked(self._find(b"BSUM"), 8 * sum(e.blocks for e in self.entries if e.blocked)), "<u8")
         self._check_blocked()
-        self._check_schema()
         self._check_groups()
-        self.dictionaries = {
-            self.fields[entry.field].name: self._checked(entry, layout.MAX_DICT_BYTES) for entry in self.entries if entry.type == b"DICT"
-        }
+        dictionaries = [entry for entry in self.entries if entry.type == b"DICT"]
+        total = sum(entry.length for entry in dictionaries)
+        if total > layout.MAX_DICTS_BYTES:
+            raise LimitError(self.name, dictionaries[0].offset, f"{total} bytes of dictionaries; the limit is {layout.MAX_DICTS_BYTES}")
+        self.dictionaries = {self.fields[entry.field].name: self._checked(entry, layout.MAX_DICT_BYTES) for entry in dictionaries}
+
+    def _read_meta(self, entry: Entry) -> ShardMeta:
+        meta: ShardMeta = decode_json(self.name, self._checked(entry, layout.MAX_META_BYTES), ShardMeta, "META")
+        return meta
+
+    def _refuse_features(self) -> None:
+        """Refuse required features by name. The rest of such a file may break every rule this reader knows, its META included."""
+        bits = [bit for bit in range(64) if self.identity.required >> bit & 1]
+        if not bits:
+            return
+        names: dict[str, str] = {}
+        trailer = self.trailer
+        try:
+            data = self._bytes(trailer.directory_offset, trailer.entries * layout.ENTRY_BYTES)
+            names = next(
+                self._read_meta(e).features for e in layout.parse_directory(self.name, data, trailer) if e.type == b"META"
+            )
+        except (FormatError, StopIteration):
+            names = {}
+        wanted = ", ".join(repr(names.get(str(bit), f"bit {bit}")) for bit in bits)
+        raise VersionError(self.name, 16, f"needs features that this reader lacks: {wanted}. Update lfdata to read it")
 
     def _find(self, type_: bytes, field: int = layout.NO_FIELD, role: int = 0) -> Entry:
         entry = self._by_place.get((type_, field, role))
@@ -128,78 +149,22 @@ class ShardFile:
         if entry.length > limit:
             raise LimitError(self.name, entry.offset, f"section {entry.type.decode()} of {entry.length} bytes; the limit is {limit}")
         data = self._bytes(entry.offset, entry.length)
-        if xxh64(data, self.identity.seed) != entry.check:
+        if xxh3(data, self.identity.seed) != entry.check:
             raise CorruptError(self.name, entry.offset, f"section {entry.type.decode()} does not match its check")
         return data
 
     def _check_blocked(self) -> None:
         first = 0
         for entry in self.entries:
-            if not entry.blocked or entry.type not in layout.SECTIONS:
+            if not entry.blocked:
                 continue
             if entry.first != first or first + entry.blocks > len(self._sums):
                 raise CorruptError(self.name, entry.offset, f"section {entry.type.decode()}: its block checks are not where they should be")
-            if xxh64(self._sums[first : first + entry.blocks].tobytes(), self.identity.seed) != entry.check:
+            if xxh3(self._sums[first : first + entry.blocks].tobytes(), self.identity.seed) != entry.check:
                 raise CorruptError(self.name, entry.offset, f"section {entry.type.decode()}: its block checks do not match")
             first += entry.blocks
         if first != len(self._sums):
             raise CorruptError(self.name, self.trailer.directory_offset, f"{len(self._sums) - first} block checks too many")
-
-    def _check_schema(self) -> None:
-        """Every field has exactly the columns of its kind, with the right element type and count."""
-        kind = self.identity.kind
-        wanted: dict[tuple[bytes, int, int], tuple[int, int | None]] = {}
-        for number, field in enumerate(self.fields):
-            wanted |= self._wanted(number, field)
-        keys = {b"KEYS": None, b"KOFF": self.rows + 1} if kind == layout.KIND_BASE else {}
-        if kind != layout.KIND_SIDECAR:
-            keys |= {b"KHSH": self.rows, b"KROW": self.rows}
-        wanted |= {(type_, layout.NO_FIELD, 0): (0 if type_ == b"KEYS" else 4, count) for type_, count in keys.items()}
-        for place, entry in self._by_place.items():
-            if entry.type in (b"META", b"BSUM", b"DICT"):
-                if entry.type == b"DICT" and (entry.field >= len(self.fields) or self.fields[entry.field].kind != "json"):
-                    raise CorruptError(self.name, entry.offset, "a dictionary for a field that has none")
-                continue
-            if place not in wanted:
-                raise CorruptError(self.name, entry.offset, f"section {entry.type.decode()} (field {entry.field}, role {entry.role}) is not in the schema")
-            element, count = wanted.pop(place)
-            if entry.element != element or (count is not None and entry.count != count):
-                raise CorruptError(self.name, entry.offset, f"section {entry.type.decode()}: {entry.count} elements of type {entry.element}; {count} of {element} were expected")
-        missing = [place for place in wanted if not self._optional(place)]
-        if missing:
-            type_, number, role = missing[0]
-            raise CorruptError(self.name, self.trailer.directory_offset, f"section {type_.decode()} (field {number}, role {role}) is missing")
-
-    def _wanted(self, number: int, field: FieldMeta) -> dict[tuple[bytes, int, int], tuple[int, int | None]]:
-        rows, column = self.rows, layout.ROLE_CODES
-        places: dict[tuple[bytes, int, int], tuple[int, int | None]] = {(b"COLM", number, column["present"]): (1, rows)}
-        with_payload = self.identity.kind != layout.KIND_INDEX
-        if field.kind != "scalar" and with_payload:
-            places[(b"LOCR", number, 0)] = (13, rows)
-        if field.kind == "tokens" and with_payload:
-            places[(b"TOKN", number, 0)] = (layout.ELEMENT_CODES[self._dtype(field)], None)
-        for role in layout.SIZE_ROLES[field.kind]:
-            element = layout.ROLE_ELEMENTS[column[role]] or layout.ELEMENT_CODES[self._dtype(field)]
-            count = rows * self._ndim(field) if role == "dims" else rows
-            places[(b"COLM", number, column[role])] = (element, count)
-        if field.kind in ("image", "audio") and with_payload:
-            places |= {(b"COLM", number, column[role]): (4, None if role == "aux" else rows) for role in ("aux_first", "aux_count", "aux")}
-        return places
-
-    def _dtype(self, field: FieldMeta) -> np.dtype[Any]:
-        try:
-            return scalar_dtype(field)
-        except ValueError as error:
-            raise CorruptError(self.name, None, str(error)) from error
-
-    def _ndim(self, field: FieldMeta) -> int:
-        ndim = field.params.get("ndim", 0)
-        if not isinstance(ndim, int) or not 0 <= ndim <= 32:
-            raise CorruptError(self.name, None, f"field {field.name!r}: ndim {ndim!r} is not between 0 and 32")
-        return ndim
-
-    def _optional(self, place: tuple[bytes, int, int]) -> bool:
-        return place[0] == b"COLM" and layout.ROLES[place[2]] in ("present", "aux_first", "aux_count", "aux")
 
     def _check_groups(self) -> None:
         row = 0
@@ -226,19 +191,16 @@ class ShardFile:
         """Directory entry of an index column, or ``None`` if the file has none."""
         return self._by_place.get((b"COLM", self.ordinal(field), layout.ROLE_CODES[role]))
 
-    @cached_property
-    def _map(self) -> Any:
-        if not isinstance(self.file, LocalFile):
-            raise KeyMissingError(f"{self.name}: only local files can be mapped")
-        return self.file.map()
-
     def view(self, entry: Entry) -> NDArray[Any]:
         """Zero-copy, read-only view of a whole blocked section, every block verified. It keeps its mapping alive.
 
         A file truncated after this call makes touching the view fatal (SIGBUS), as with every mapping.
         """
-        assert isinstance(self.file, LocalFile)
+        if not isinstance(self.file, LocalFile):
+            raise KeyMissingError(f"{self.name}: only local files can be mapped")
         self.file.check_size()
+        if self._map is None:
+            self._map = self.file.map()
         raw = np.frombuffer(self._map, np.uint8, entry.length, entry.offset) if entry.length else np.empty(0, np.uint8)
         for number in self._cache.unverified(self, entry):
             self._check_block(entry, number, raw[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
@@ -255,7 +217,7 @@ class ShardFile:
         return self.view(self._find(b"TOKN", self.ordinal(field)))
 
     def _check_block(self, entry: Entry, number: int, data: Any) -> None:
-        if xxh64(data, self.identity.seed) != self._sums[entry.first + number]:
+        if xxh3(data, self.identity.seed) != self._sums[entry.first + number]:
             at = entry.offset + number * BLOCK_BYTES
             raise CorruptError(self.name, at, f"block {number} of section {entry.type.decode()} does not match its check")
 
@@ -277,7 +239,7 @@ class ShardFile:
             return None
         if role != "dims":
             return self.take(entry, rows)
-        ndim = self._ndim(self.fields[self.ordinal(field)])
+        ndim = field_ndim(self.name, self.fields[self.ordinal(field)])
         flat = rows[:, None] * ndim + np.arange(ndim)
         return self.take(entry, flat.ravel()).reshape(len(rows), ndim)
 
@@ -322,7 +284,7 @@ class ShardFile:
 
     def find_hash(self, key: bytes) -> Iterator[int]:
         """Rows whose key has this key's hash, in order."""
-        wanted = np.uint64(xxh64(key))
+        wanted = np.uint64(xxh3(key))
         hashes, order = self._find(b"KHSH"), self._find(b"KROW")
         low, high = 0, self.rows
         while low < high:

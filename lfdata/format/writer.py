@@ -21,7 +21,7 @@ from lfdata.format import layout
 from lfdata.format.columns import FieldColumns, scalar_dtype
 from lfdata.format.container import ContainerWriter, Written
 from lfdata.format.durable import Files, OutputFile, temporary_name
-from lfdata.format.layout import BLOCK_BYTES, COLUMN_ALIGN, REGION_ALIGN, Identity, align, xxh64
+from lfdata.format.layout import BLOCK_BYTES, COLUMN_ALIGN, REGION_ALIGN, Identity, align, xxh3
 from lfdata.format.meta import FieldMeta, ShardMeta, check_fields
 
 GROUP_BYTES = 8 << 20
@@ -116,7 +116,7 @@ class ShardWriter:
             self._index_bytes += columns.row_bytes
         self._keys += key
         self._key_offsets.append(len(self._keys))
-        self._key_hashes.append(xxh64(key))
+        self._key_hashes.append(xxh3(key))
         self._index_bytes += 24
         self.rows += 1
         if self._pending_bytes >= self._group_bytes:

@@ -19,7 +19,7 @@ import zstandard
 
 sys.path.insert(0, str(Path(__file__).parent))
 from msgpack_pure import unpack  # noqa: E402
-from xxh64_pure import xxh64  # noqa: E402
+from xxh3_pure import xxh3  # noqa: E402
 
 MAGIC, TRAILER_MAGIC = b"\x89LFD\r\n\x1a\n", b"LFDTRAIL"
 BASE, SIDECAR, INDEX = 0, 1, 2
@@ -98,8 +98,8 @@ class ShardReader:
         need(len(raw) >= 4096 + 128, "too short")
         header, trailer = raw[:4096], raw[-128:]
         need(header[:8] == MAGIC and trailer[:8] == TRAILER_MAGIC, "magic")
-        need(xxh64(header[:4088]) == int.from_bytes(header[4088:], "little"), "header check")
-        need(xxh64(trailer[:120]) == int.from_bytes(trailer[120:], "little"), "trailer check")
+        need(xxh3(header[:4088]) == int.from_bytes(header[4088:], "little"), "header check")
+        need(xxh3(trailer[:120]) == int.from_bytes(trailer[120:], "little"), "trailer check")
         major, _minor, self.kind, required, _optional = struct.unpack_from("<HHIQQ", header, 8)
         self.shard_id, self.part_id = header[32:48], header[48:64]
         need(major == 1 and required == 0 and self.kind in (BASE, SIDECAR, INDEX), "version, features or kind")
@@ -108,13 +108,13 @@ class ShardReader:
         need(trailer[8:64] == header[8:64] and trailer[104:112] == header[4088:], "trailer differs from header")
         self.rows, self.dir_offset, self.dir_count, self.dir_check, size = struct.unpack_from("<5Q", trailer, 64)
         need(size == len(raw) and not any(trailer[112:120]), "file size or trailer padding")
-        self.seed = xxh64(self.shard_id + self.part_id)
+        self.seed = xxh3(self.shard_id + self.part_id)
 
     def _read_directory(self) -> None:
         end = self.dir_offset + 64 * self.dir_count
         need(self.dir_offset % 64 == 0 and self.dir_offset >= 4096 and end == len(self.raw) - 128, "directory range")
         table = self.raw[self.dir_offset : end]
-        need(xxh64(table, self.seed) == self.dir_check, "directory check")
+        need(xxh3(table, self.seed) == self.dir_check, "directory check")
         self.sections: list[Section] = []
         position = 4096
         for at in range(0, len(table), 64):
@@ -149,14 +149,14 @@ class ShardReader:
             need(s.type == "GRUP" or s.count * size == s.length, f"{s.type}: count and length")
             if not s.flags & 2:
                 need(s.first == 0 or s.type == "GRUP", f"{s.type}: first")
-                need(s.type == "GRUP" or xxh64(s.data, self.seed) == s.check, f"{s.type}: check")
+                need(s.type == "GRUP" or xxh3(s.data, self.seed) == s.check, f"{s.type}: check")
                 continue
             blocks = -(-s.length // BLOCK)
             stored = sums.data[8 * s.first : 8 * (s.first + blocks)]
-            need(len(stored) == 8 * blocks and xxh64(stored, self.seed) == s.check, f"{s.type}: check of its blocks")
+            need(len(stored) == 8 * blocks and xxh3(stored, self.seed) == s.check, f"{s.type}: check of its blocks")
             for i in range(blocks):
                 value = int.from_bytes(stored[8 * i : 8 * i + 8], "little")
-                need(xxh64(s.data[i * BLOCK : (i + 1) * BLOCK], self.seed) == value, f"{s.type}: block {i}")
+                need(xxh3(s.data[i * BLOCK : (i + 1) * BLOCK], self.seed) == value, f"{s.type}: block {i}")
             need(s.first == used, f"{s.type}: block ordinals")
             used += blocks
         need(8 * used == sums.length, "BSUM length")
@@ -197,7 +197,7 @@ class ShardReader:
         ends = offsets.array().tolist()
         need(len(ends) == self.rows + 1 and ends[0] == 0 and ends[-1] == text.length and ends == sorted(ends), "KOFF")
         keys = [text.data[a:b] for a, b in zip(ends, ends[1:], strict=False)]
-        expected = sorted((xxh64(key), row) for row, key in enumerate(keys))
+        expected = sorted((xxh3(key), row) for row, key in enumerate(keys))
         need(list(zip(hashes.array().tolist(), order.array().tolist(), strict=True)) == expected, "KHSH and KROW")
         return keys
 
@@ -227,7 +227,7 @@ class ShardReader:
             inside = any(g.offset <= offset and offset + length <= g.offset + g.length for g in self.groups)
             need(inside if length else offset == 0, "payload outside a group")
             data = self.raw[offset : offset + length]
-        need(xxh64(data, self.seed) == check, f"{self.path.name}: row {row}, field {field}: check of the value")
+        need(xxh3(data, self.seed) == check, f"{self.path.name}: row {row}, field {field}: check of the value")
         return data
 
     def value(self, name: str, row: int) -> Any:
@@ -276,7 +276,7 @@ class ShardReader:
         checks = self._aux(field, row)
         need(frames * channels * 2 == len(data) and len(checks) == (-(-len(data) // step) if step else 0), "audio sizes")
         for i, check in enumerate(checks):
-            need(xxh64(data[i * step : (i + 1) * step], self.seed) == check, f"audio chunk {i}")
+            need(xxh3(data[i * step : (i + 1) * step], self.seed) == check, f"audio chunk {i}")
         return np.frombuffer(data, "<i2").reshape(frames, channels), rate
 
     def _image(self, field: int, _params: dict[str, Any], row: int, data: bytes) -> Image:

@@ -9,7 +9,7 @@ import msgspec
 
 from lfdata.errors import CorruptError
 from lfdata.format.durable import Files, OutputFile
-from lfdata.format.layout import xxh64
+from lfdata.format.layout import xxh3
 
 WORK = ".work"
 JOURNAL = "journal"
@@ -59,7 +59,7 @@ class Journal:
 
 def _line(entry: dict[str, Any]) -> bytes:
     text = msgspec.json.encode(entry)
-    return b"%016x %s\n" % (xxh64(text), text)
+    return b"%016x %s\n" % (xxh3(text), text)
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], int]:
@@ -75,7 +75,7 @@ def read(path: Path) -> tuple[list[dict[str, Any]], int]:
         end = data.find(b"\n", size)
         line = data[size:end]
         text = line[17:]
-        if end < 0 or line[:17] != b"%016x " % xxh64(text):
+        if end < 0 or line[:17] != b"%016x " % xxh3(text):
             if end >= 0 and end + 1 < len(data):
                 raise CorruptError(path, size, "a damaged line in the journal. Convert again with --overwrite")
             break

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from lfdata.errors import SourceError
 from lfdata.format.durable import Files, OutputFile
-from lfdata.format.layout import MAX_KEY_BYTES, xxh64
+from lfdata.format.layout import MAX_KEY_BYTES, xxh3
 from shard_builder.sources.base import BadRecord, Record, Source
 
 Item = Record | BadRecord
@@ -215,13 +215,13 @@ class Planner:
             self._bad += 1
             return 0
         self._bytes += item.size
-        self._keys.add(xxh64(item.key), place)
+        self._keys.add(xxh3(item.key), place)
         if not item.key.isascii():
             normal = _normalised(item.key)
             if normal is not None:
-                self._normal.add(xxh64(normal), place)
+                self._normal.add(xxh3(normal), place)
         # The smallest hashes win: the heap holds them negated, the largest of them first.
-        entry = (-xxh64(item.key, _SAMPLE_SEED), ordinal, item.locator, item.unit)
+        entry = (-xxh3(item.key, _SAMPLE_SEED), ordinal, item.locator, item.unit)
         if len(self._sample) < DICTIONARY_RECORDS:
             heapq.heappush(self._sample, entry)
         elif entry > self._sample[0]:
