@@ -18,14 +18,16 @@ from numpy.typing import NDArray
 
 from lfdata.dataset.ragged import Ragged
 from lfdata.dataset.shard import Shard
-from lfdata.errors import KeyMissingError, OptionError, SampleError
+from lfdata.errors import CorruptError, KeyMissingError, LimitError, OptionError, SampleError
 from lfdata.format.cache import DEFAULT_BUDGET, IndexCache
 from lfdata.format.columns import column_dtype, scalar_dtype
 from lfdata.format.files import DescriptorPool, LocalFile, RangeFile
+from lfdata.format.forking import watch
 from lfdata.format.index import open_index
 from lfdata.format.layout import SIZE_ROLES
 from lfdata.format.meta import MANIFEST, FieldMeta, Manifest, read_manifest
 from lfdata.format.reader import ShardFile
+from lfdata.format.schema import field_ndim
 
 KEY = "__key__"
 MAX_OPEN_SHARDS = 4096
@@ -69,6 +71,11 @@ class ShardDataset:
         self._shards: OrderedDict[int, Shard] = OrderedDict()
         self._index: ShardFile | None = None
         self._index_tried = False
+        watch(self)
+
+    def after_fork(self) -> None:
+        """See :class:`lfdata.format.forking.Forked`."""
+        self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (str(self.path), self._asked, *self._options)
@@ -172,9 +179,10 @@ class ShardDataset:
         if field not in self.schema or role not in SIZE_ROLES[self.schema[field].kind]:
             raise KeyMissingError(f"{self.path}: no column {name!r}; there are {self.columns}")
         data = self._column(field, role)
-        assert data is not None
+        if data is None:
+            raise CorruptError(self.path, None, f"no shard has the column {name!r}")
         if role == "dims":
-            data = data.reshape(len(self), -1)
+            data = data.reshape(len(self), field_ndim(self.path, self.schema[field]))
         return data
 
     @property
@@ -206,14 +214,16 @@ class ShardDataset:
         index = self.index()
         if index is not None:
             return index.column(field, role)
-        parts = [self.shard_column(number, field, role) for number in range(len(self.manifest.shards))]
+        count = len(self.manifest.shards)
+        if count == 1:
+            return self.shard_column(0, field, role)
+        # A copy is made anyway: read it, rather than map every shard.
+        parts = [self._shard(number).file_of(field).read_column(field, role) for number in range(count)]
         if all(part is None for part in parts):
             if role == "present":
                 return None
             return np.empty(0, column_dtype(self.schema[field], role))
         filled = [np.ones(s.rows, "u1") if part is None else part for part, s in zip(parts, self.manifest.shards, strict=True)]
-        if len(filled) == 1:
-            return filled[0]
         joined = np.concatenate(filled)
         joined.flags.writeable = False
         return joined
@@ -249,9 +259,11 @@ class ShardDataset:
 
     def _rows(self, indices: Any) -> NDArray[np.int64]:
         given = np.asarray(indices)
+        if given.dtype.kind == "O" and given.ndim == 1 and all(isinstance(index, int) for index in given):
+            raise IndexError(f"{self.path}: index {next(i for i in given if abs(i) >= len(self))} of {len(self)} samples")
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
             raise OptionError(f"indices must be a one-dimensional sequence of integers, not {given.dtype} of shape {given.shape}")
-        rows = given.astype(np.int64)
+        rows = np.minimum(given, len(self)).astype(np.int64) if given.dtype.kind == "u" else given.astype(np.int64)
         rows = np.where(rows < 0, rows + len(self), rows)
         bad = (rows < 0) | (rows >= len(self))
         if bad.any():
@@ -335,8 +347,13 @@ class ShardDataset:
             present[where] = self._shard(number).present(name, local)
             lengths[where] = found[1]
             located.append((number, local, found, where))
+        if len(rows) and int(lengths.max()) * len(rows) >= 1 << 62:
+            raise LimitError(self.path, None, f"field {name!r}: more than 2^62 bytes in {len(rows)} samples")
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        out = np.empty(int(offsets[-1]), np.uint8)
+        try:
+            out = np.empty(int(offsets[-1]), np.uint8)
+        except MemoryError as error:
+            raise LimitError(self.path, None, f"field {name!r}: no memory for {offsets[-1]} bytes. Read fewer samples at a time") from error
         for number, local, found, where in located:
             self._shard(number).read(name, local, found, out, offsets[where])
         return Ragged(out, offsets, present)

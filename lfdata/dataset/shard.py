@@ -16,6 +16,7 @@ from lfdata.format.files import RangeFile
 from lfdata.format.layout import SIZE_ROLES, xxh3
 from lfdata.format.meta import FieldMeta, ShardEntry
 from lfdata.format.reader import ShardFile
+from lfdata.format.schema import chunk_frames
 
 
 class Shard:
@@ -49,9 +50,7 @@ class Shard:
             for field in shard_file.fields:
                 self._of_field[field.name] = shard_file
         for name, field in fields.items():
-            stored = self.file_of(name).fields[self.file_of(name).ordinal(name)]
-            if stored.kind != field.kind:
-                raise CorruptError(self.name, None, f"field {name!r} is of kind {stored.kind}; the manifest says {field.kind}")
+            self._check_field(self.field(name), field)
         self._decoders: dict[str, Decoder] = {}
 
     def file_of(self, field: str) -> ShardFile:
@@ -66,13 +65,27 @@ class Shard:
         file = self.file_of(name)
         return file.fields[file.ordinal(name)]
 
+    def _check_field(self, stored: FieldMeta, stated: FieldMeta) -> None:
+        """A field must be to every shard what it is to the manifest, or values of one shard would be read as those of another."""
+        name = stored.name
+        if stored.kind != stated.kind:
+            raise CorruptError(self.name, None, f"field {name!r} is of kind {stored.kind}; the manifest says {stated.kind}")
+        for param in ("dtype", "ndim"):
+            if stored.params.get(param) != stated.params.get(param):
+                raise CorruptError(
+                    self.name, None, f"field {name!r} has {param} {stored.params.get(param)!r}; the manifest says {stated.params.get(param)!r}"
+                )
+
     def decoder(self, name: str) -> Decoder:
         """The decoder of a field, made once."""
         decoder = self._decoders.get(name)
         if decoder is None:
             field = self.field(name)
             dictionary = self.file_of(name).dictionaries.get(name)
-            decoder = self._decoders[name] = make_decoder(field.kind, field.params, dictionary)
+            try:
+                decoder = self._decoders[name] = make_decoder(field.kind, field.params, dictionary)
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+                raise CorruptError(self.name, None, f"field {name!r} cannot be decoded as its schema says: {error}") from error
         return decoder
 
     def present(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -89,7 +102,8 @@ class Shard:
     def scalars(self, name: str, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Values of a scalar field."""
         found = self.file_of(name).gather(name, "value", rows)
-        assert found is not None
+        if found is None:
+            raise CorruptError(self.name, None, f"field {name!r} has no values")
         return found
 
     def lengths(self, name: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
@@ -134,7 +148,7 @@ class Shard:
         start, stop = max(0, min(start, frames)), max(0, min(stop, frames))
         if start >= stop:
             return np.empty((0, channels), np.int16)
-        chunk = int(self.field(name).params["chunk_frames"])
+        chunk = chunk_frames(file.name, self.field(name))
         offset, length, _ = self.lengths(name, rows)
         width = channels * 2
         if int(length[0]) != frames * width:

@@ -14,12 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfdata.errors import CorruptError
+from lfdata.format.forking import watch
 from lfdata.format.layout import BLOCK_BYTES, Entry
 
 if TYPE_CHECKING:
     from lfdata.format.reader import ShardFile
 
 DEFAULT_BUDGET = 256 << 20
+# Blocks of a section too large to hold that are read at a time.
+MAX_WINDOW_BLOCKS = 64
+
+Place = tuple[str, int, int]
+"""File name, its directory check (a file written anew under the same name has another), offset of the section."""
 
 
 class _Held:
@@ -36,9 +42,15 @@ class IndexCache:
     def __init__(self, budget: int = DEFAULT_BUDGET) -> None:
         self.budget = budget
         self._lock = threading.Lock()
-        self._held: OrderedDict[tuple[str, int], _Held] = OrderedDict()
+        self._held: OrderedDict[Place, _Held] = OrderedDict()
         self._bytes = 0
-        self._verified: dict[tuple[str, int], NDArray[np.bool_]] = {}
+        self._verified: dict[Place, NDArray[np.bool_]] = {}
+        watch(self)
+
+    def after_fork(self) -> None:
+        """See :class:`lfdata.format.forking.Forked`. What is held stays: a block counts as there only once it is complete."""
+        self._lock = threading.Lock()
+        self._bytes = sum(held.data.nbytes for held in self._held.values())
 
     def take(self, file: ShardFile, entry: Entry, index: NDArray[np.int64]) -> NDArray[Any]:
         """Elements ``index`` of a blocked section as an owned array."""
@@ -50,20 +62,43 @@ class IndexCache:
         if entry.blocks * BLOCK_BYTES > self.budget // 4:
             return self._take_blocks(file, entry, index)
         with self._lock:
-            held = self._hold(file, entry)
             first, last = int(index.min()) * width // BLOCK_BYTES, int(index.max()) * width // BLOCK_BYTES
-            if first == last:
-                missing = [] if held.have[first] else [first]
-            else:
-                touched = np.unique(index * width // BLOCK_BYTES)
-                missing = touched[~held.have[touched]].tolist()
-            for start, stop in _runs(missing):
-                end = min(stop * BLOCK_BYTES, entry.length)
-                file.read_blocks(entry, start, stop, held.data.data[start * BLOCK_BYTES : end])
-                held.have[start:stop] = True
-            data = held.data
+            touched = np.array([first]) if first == last else np.unique(index * width // BLOCK_BYTES)
+            data = self._load(file, entry, touched)
         result: NDArray[Any] = data.view(entry.dtype)[index]
         return result
+
+    def spans(self, file: ShardFile, entry: Entry, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
+        """Byte ranges of a blocked section; the ranges must lie in it. Neighbouring blocks are read together."""
+        result = [b""] * len(starts)
+        filled = np.flatnonzero(stops > starts)
+        order = filled[np.argsort(starts[filled], kind="stable")]
+        first, last = starts[order] // BLOCK_BYTES, (stops[order] - 1) // BLOCK_BYTES
+        if entry.blocks * BLOCK_BYTES <= self.budget // 4 and len(order):
+            with self._lock:
+                touched = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in _windows(first, last, entry.blocks)]))
+                data = self._load(file, entry, touched).data
+            for place, start, stop in zip(order.tolist(), starts[order].tolist(), stops[order].tolist(), strict=True):
+                result[place] = bytes(data[start:stop])
+            return result
+        at = 0
+        for begin, end in _windows(first, last, MAX_WINDOW_BLOCKS):
+            window = file.read_span(entry, begin, end + 1)
+            while at < len(order) and first[at] >= begin and last[at] <= end:
+                place = int(order[at])
+                offset = begin * BLOCK_BYTES
+                result[place] = bytes(window[int(starts[place]) - offset : int(stops[place]) - offset])
+                at += 1
+        return result
+
+    def _load(self, file: ShardFile, entry: Entry, touched: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """The held copy of a section, with the ``touched`` blocks read and verified. Under the lock."""
+        held = self._hold(file, entry)
+        for start, stop in _runs(touched[~held.have[touched]].tolist()):
+            end = min(stop * BLOCK_BYTES, entry.length)
+            file.read_blocks(entry, start, stop, held.data.data[start * BLOCK_BYTES : end])
+            held.have[start:stop] = True
+        return held.data
 
     def _take_blocks(self, file: ShardFile, entry: Entry, index: NDArray[np.int64]) -> NDArray[Any]:
         width = entry.dtype.itemsize
@@ -78,7 +113,7 @@ class IndexCache:
         return result
 
     def _hold(self, file: ShardFile, entry: Entry) -> _Held:
-        place = (file.name, entry.offset)
+        place = _place(file, entry)
         held = self._held.get(place)
         if held is None:
             held = self._held[place] = _Held(entry)
@@ -93,12 +128,27 @@ class IndexCache:
     def unverified(self, file: ShardFile, entry: Entry) -> list[int]:
         """Blocks of a mapped section that no call has verified yet."""
         with self._lock:
-            bits = self._verified.setdefault((file.name, entry.offset), np.zeros(entry.blocks, bool))
+            bits = self._verified.setdefault(_place(file, entry), np.zeros(entry.blocks, bool))
             return np.flatnonzero(~bits).tolist()
 
     def mark_verified(self, file: ShardFile, entry: Entry, number: int) -> None:
         """Remember that a mapped block was verified."""
-        self._verified[(file.name, entry.offset)][number] = True
+        self._verified[_place(file, entry)][number] = True
+
+
+def _place(file: ShardFile, entry: Entry) -> Place:
+    return file.name, file.trailer.directory_check, entry.offset
+
+
+def _windows(first: NDArray[np.int64], last: NDArray[np.int64], limit: int) -> list[tuple[int, int]]:
+    """Spans of blocks (first and last, ordered by first) joined where they touch, while a window stays within ``limit`` blocks."""
+    windows: list[tuple[int, int]] = []
+    for a, b in zip(first.tolist(), last.tolist(), strict=True):
+        if windows and a <= windows[-1][1] + 1 and max(b, windows[-1][1]) - windows[-1][0] < limit:
+            windows[-1] = (windows[-1][0], max(b, windows[-1][1]))
+        else:
+            windows.append((a, b))
+    return windows
 
 
 def _runs(numbers: list[int]) -> list[tuple[int, int]]:

@@ -6,6 +6,7 @@ short ``pread`` is an error that names the file.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from lfdata.errors import ChangedError, StorageError, TruncatedError
+from lfdata.format.forking import watch
 
 T = TypeVar("T")
 
@@ -42,7 +44,11 @@ def read_range(file: RangeFile, offset: int, length: int) -> bytearray:
 
 
 class DescriptorPool:
-    """At most ``limit`` open descriptors; the one unused longest is closed. Thread-safe; a forked child opens its own."""
+    """At most ``limit`` open descriptors; the one unused longest is closed. Thread-safe.
+
+    A forked child goes on with its copies of the descriptors: ``pread`` has no shared position. Where the process has no
+    descriptors left, the pool gives up its own rather than fail.
+    """
 
     def __init__(self, limit: int = 64) -> None:
         self.limit = limit
@@ -50,7 +56,15 @@ class DescriptorPool:
         self._open: OrderedDict[str, int] = OrderedDict()
         self._busy: dict[int, int] = {}
         self._retired: set[int] = set()
-        self._pid = os.getpid()
+        watch(self)
+
+    def after_fork(self) -> None:
+        """See :class:`lfdata.format.forking.Forked`."""
+        self._lock = threading.Lock()
+        self._busy.clear()
+        for descriptor in self._retired:
+            os.close(descriptor)
+        self._retired.clear()
 
     def use(self, path: str, opened: Callable[[int], None], action: Callable[[int], T]) -> T:
         """Run ``action`` on a descriptor of ``path``; ``opened`` checks one that was just opened."""
@@ -62,12 +76,9 @@ class DescriptorPool:
 
     def _acquire(self, path: str, opened: Callable[[int], None]) -> int:
         with self._lock:
-            if self._pid != os.getpid():
-                # A forked child shares descriptors, which is harmless for pread, but it must not close the parent's bookkeeping.
-                self._open, self._busy, self._retired, self._pid = OrderedDict(), {}, set(), os.getpid()
             descriptor = self._open.get(path)
             if descriptor is None:
-                descriptor = _open(path)
+                descriptor = self._open_file(path)
                 try:
                     opened(descriptor)
                 except BaseException:
@@ -81,6 +92,16 @@ class DescriptorPool:
                 self._open.move_to_end(path)
             self._busy[descriptor] = self._busy.get(descriptor, 0) + 1
             return descriptor
+
+    def _open_file(self, path: str) -> int:
+        while True:
+            try:
+                return _open(path)
+            except StorageError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._open:
+                    raise
+                _, oldest = self._open.popitem(last=False)
+                self._close(oldest)
 
     def _release(self, descriptor: int) -> None:
         with self._lock:
@@ -100,8 +121,6 @@ class DescriptorPool:
     def close(self, path: str | None = None) -> None:
         """Close the descriptor of one path, or all."""
         with self._lock:
-            if self._pid != os.getpid():
-                return
             for name in [path] if path is not None else list(self._open):
                 descriptor = self._open.pop(name, None)
                 if descriptor is not None:

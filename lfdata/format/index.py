@@ -47,7 +47,8 @@ def open_index(directory: Path, manifest: Manifest, pool: DescriptorPool, cache:
     try:
         if not path.is_file():
             return None
-        return ShardFile(LocalFile(path, pool), expect=(identity.shard_id, bytes(16), manifest.rows), cache=cache)
+        index = ShardFile(LocalFile(path, pool), expect=(identity.shard_id, bytes(16), manifest.rows), cache=cache)
+        return index if index.identity.kind == layout.KIND_INDEX and index.fields == manifest.fields else None
     except LfdataError:
         return None
 

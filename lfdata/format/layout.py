@@ -337,7 +337,7 @@ def _check_known(file: object, at: int, entry: Entry) -> None:
                 file, at, f"section type {_name(entry)!r} is required to read this file and this reader does not know it. Update lfdata"
             )
         return
-    if entry.blocked != blocked:
+    if entry.flags != FLAG_REQUIRED | (FLAG_BLOCKED if blocked else 0):
         raise CorruptError(file, at + 4, f"section {_name(entry)} has the wrong flags")
     if (entry.field != NO_FIELD) != (entry.type in FIELD_SECTIONS):
         raise CorruptError(file, at + 8, f"section {_name(entry)} has the field ordinal {entry.field}")

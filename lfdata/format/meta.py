@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import msgspec
 
 from lfdata.errors import CorruptError, FormatError, LimitError, VersionError
-from lfdata.format.layout import MAJOR, MAX_FIELDS, MAX_META_BYTES, MINOR, SIZE_ROLES
+from lfdata.format.layout import MAJOR, MAX_FIELDS, MAX_META_BYTES, MAX_ROWS, MINOR, SIZE_ROLES
 
 MANIFEST = "manifest.json"
 INDEX = "index.lfi"
 _BLANK = "0" * 64
+_HEX_ID = re.compile("[0-9a-f]{32}")
+_HEX_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class FieldMeta(msgspec.Struct, frozen=True):
@@ -166,13 +169,16 @@ def _check_shards(file: object, manifest: Manifest) -> None:
         for entry in entries:
             if not entry.file or "/" in entry.file or "\0" in entry.file or entry.file in (".", "..") or entry.file in names:
                 raise CorruptError(file, None, f"shard file name {entry.file!r} is not a plain, unique name")
-            if min(entry.bytes, entry.tail) < 0 or entry.tail > entry.bytes:
+            identity = entry.id if isinstance(entry, ShardEntry) else entry.part
+            if not _HEX_ID.fullmatch(identity) or not _HEX_DIGEST.fullmatch(entry.sha256):
+                raise CorruptError(file, None, f"shard {entry.file}: its id or digest is not the hexadecimal number it should be")
+            if not 0 <= entry.tail <= entry.bytes < 1 << 63:
                 raise CorruptError(file, None, f"shard {entry.file}: impossible size or tail offset")
             names.add(entry.file)
-        if shard.rows < 0:
+        if not 0 <= shard.rows <= MAX_ROWS:
             raise CorruptError(file, None, f"shard {shard.file}: {shard.rows} rows")
         rows += shard.rows
-    if rows != manifest.rows:
+    if rows != manifest.rows or rows > MAX_ROWS:
         raise CorruptError(file, None, f"the manifest says {manifest.rows} rows, its shards hold {rows}")
 
 

@@ -228,6 +228,17 @@ class ShardFile:
             at = (number - start) * BLOCK_BYTES
             self._check_block(entry, number, buffer[at : at + BLOCK_BYTES])
 
+    def read_span(self, entry: Entry, start: int, stop: int) -> memoryview:
+        """Blocks ``start`` to ``stop`` of a blocked section, owned and verified."""
+        buffer = np.empty(min(stop * BLOCK_BYTES, entry.length) - start * BLOCK_BYTES, np.uint8)
+        self.read_blocks(entry, start, stop, buffer.data)
+        return buffer.data
+
+    def read_column(self, field: str, role: str) -> NDArray[Any] | None:
+        """A whole index column as an owned array, read with ``pread``; ``None`` if the file has none."""
+        entry = self.entry(field, role)
+        return None if entry is None else np.frombuffer(self.read_span(entry, 0, entry.blocks), entry.dtype)
+
     def take(self, entry: Entry, index: NDArray[np.int64]) -> NDArray[Any]:
         """Elements of a blocked section by ordinal, owned, verified; through ``pread``. The ordinals must be in range."""
         return self._cache.take(self, entry, index)
@@ -275,12 +286,11 @@ class ShardFile:
         """Keys of some rows."""
         offsets = self.take(self._find(b"KOFF"), np.concatenate([rows, rows + 1])).astype(np.int64)
         text = self._find(b"KEYS")
-        result = []
-        for row, start, stop in zip(rows.tolist(), offsets[: len(rows)].tolist(), offsets[len(rows) :].tolist(), strict=True):
-            if not 0 <= start <= stop <= text.length or stop - start > layout.MAX_KEY_BYTES:
-                raise CorruptError(self.name, text.offset, f"key of row {row} lies outside the key section")
-            result.append(self.take(text, np.arange(start, stop)).tobytes())
-        return result
+        starts, stops = offsets[: len(rows)], offsets[len(rows) :]
+        bad = (starts < 0) | (stops < starts) | (stops > text.length) | (stops - starts > layout.MAX_KEY_BYTES)
+        if bad.any():
+            raise CorruptError(self.name, text.offset, f"key of row {int(rows[np.argmax(bad)])} lies outside the key section")
+        return self._cache.spans(self, text, starts, stops)
 
     def find_hash(self, key: bytes) -> Iterator[int]:
         """Rows whose key has this key's hash, in order."""

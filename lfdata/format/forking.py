@@ -1,0 +1,31 @@
+"""Locks that survive ``fork``: a lock that another thread held at the fork would stay locked in the child for ever."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+
+class Forked(Protocol):
+    """Something that has to be put right in a forked child."""
+
+    def after_fork(self) -> None:
+        """Called in the child, in its only thread, before ``fork`` returns: replace the locks, drop what other threads were doing."""
+        ...
+
+
+_watched: weakref.WeakSet[Forked] = weakref.WeakSet()
+
+
+def watch(thing: Forked) -> None:
+    """Have ``thing.after_fork()`` called in forked children for as long as it lives."""
+    _watched.add(thing)
+
+
+def _in_child() -> None:
+    for thing in list(_watched):
+        thing.after_fork()
+
+
+os.register_at_fork(after_in_child=_in_child)
