@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageFile
 
+from lfdata.codecs.containers import Size
 from lfdata.codecs.image_policy import ImagePolicy, blend_colour
 from lfdata.codecs.pil import load_whole, open_image
 from lfdata.errors import SampleError
@@ -72,12 +73,13 @@ class Picture:
         return self.deep if self.deep.flags.owndata and self.deep.flags.c_contiguous else self.deep.copy()
 
 
-def read_picture(data: bytes, fmt: str, policy: ImagePolicy) -> Picture:
+def read_picture(data: bytes, fmt: str, policy: ImagePolicy, expected: tuple[Size, ...] | None = None) -> Picture:
     """Decode the first frame of ``data`` wholly and bring it upright into a canonical form, as ``policy`` says.
 
-    Call inside :func:`lfdata.codecs.pil.strict_pil`. Raises :class:`SampleError`, or what PIL raises.
+    ``expected``: sizes one of which the header must have. Call inside :func:`lfdata.codecs.pil.strict_pil`.
+    Raises :class:`SampleError`, or what PIL raises.
     """
-    image = open_image(data, fmt, policy.max_pixels)
+    image = open_image(data, fmt, policy.max_pixels, expected)
     out = Picture()
     if getattr(image, "is_animated", False):
         if policy.animation == "error":

@@ -10,7 +10,6 @@ import struct
 import zlib
 from collections.abc import Callable
 
-from lfdata.codecs import jpeg
 from lfdata.errors import SampleError
 
 DEFLATE_MAX_RATIO = 1032
@@ -42,8 +41,8 @@ def walk(data: bytes, fmt: str, limit: int) -> Size | None:
     """Check the structure of ``data`` (of format ``fmt``, see :mod:`lfdata.codecs.sniff`).
 
     Returns (width, height) in pixels as the header claims, or ``None`` for formats whose header PIL reads without allocating
-    (``tiff``, ``avif``). Raises :class:`SampleError`: ``pixel-limit`` (over ``limit`` pixels), ``truncated``, ``crc``,
-    ``corrupt``.
+    (``tiff``, ``avif``) and for ``jpeg``, which has :mod:`lfdata.codecs.jpeg`. Raises :class:`SampleError`: ``pixel-limit``
+    (over ``limit`` pixels), ``truncated``, ``crc``, ``corrupt``.
     """
     walker = _WALKERS.get(fmt)
     return walker(data, limit) if walker else None
@@ -223,18 +222,10 @@ def _walk_ico(data: bytes, limit: int) -> Size:
     return check_pixels(*largest, limit)
 
 
-def _walk_jpeg(data: bytes, limit: int) -> Size:
-    info = jpeg.parse(data)
-    check_pixels(info.width, info.height, limit)
-    jpeg.check_complete(data, info)
-    return info.width, info.height
-
-
 _WALKERS: dict[str, Callable[[bytes, int], Size]] = {
     "png": _walk_png,
     "gif": _walk_gif,
     "webp": _walk_webp,
     "bmp": _walk_bmp,
     "ico": _walk_ico,
-    "jpeg": _walk_jpeg,
 }

@@ -17,7 +17,7 @@ from PIL import Image
 from lfdata.codecs import jpeg
 from lfdata.codecs.base import Buffer, Encoded
 from lfdata.codecs.color import Picture, finish, image_from_array, read_picture
-from lfdata.codecs.containers import check_pixels, truncated, walk
+from lfdata.codecs.containers import check_pixels, truncated
 from lfdata.codecs.image_policy import ImagePolicy
 from lfdata.codecs.image_store import resize, write
 from lfdata.codecs.pil import MAX_PIXELS, check_all_frames, identify, open_image, strict_pil
@@ -167,9 +167,11 @@ class ImageDecoder:
         if codec == "raw":
             return _decode_raw(payload, (height, width, channels), bits)
         data = bytes(payload)
-        self._check_header(data, codec, width, height)
+        if (found := sniff(data)) != codec:
+            raise SampleError("codec", f"the payload is {found or 'not a picture'}, the index says {codec}")
+        expected = ((width, height), (height, width)) if self._kept else ((width, height),)  # a kept file may lie on its side
         with strict_pil():
-            picture = read_picture(data, codec, self._policy)
+            picture = read_picture(data, codec, self._policy, expected)
             _fit_channels(picture, channels, codec)
         if picture.size != (width, height) or picture.channels != channels or picture.bits != bits:
             raise _mismatch(f"{picture.size[0]}x{picture.size[1]}x{picture.channels} at {picture.bits} bits", sizes)
@@ -213,17 +215,6 @@ class ImageDecoder:
             raise SampleError("size-mismatch", f"no picture has {width}x{height} pixels, {channels} channels, {bits} bits")
         check_pixels(width, height, self.max_pixels)
         return width, height, channels, bits, codec
-
-    def _check_header(self, data: bytes, codec: str, width: int, height: int) -> None:
-        """The payload is what the column says, and no larger than the index says, before PIL allocates."""
-        found = sniff(data)
-        if found != codec:
-            raise SampleError("codec", f"the payload is {found or 'not a picture'}, the index says {codec}")
-        claimed = walk(data, codec, self.max_pixels)
-        if claimed and claimed != (width, height) and not (self._kept and claimed == (height, width)):
-            raise SampleError(
-                "size-mismatch", f"the payload's header says {claimed[0]}x{claimed[1]}, the index says {width}x{height}"
-            )
 
 
 def _decode_raw(payload: Buffer, shape: tuple[int, int, int], bits: int) -> NDArray[Any]:

@@ -182,17 +182,17 @@ def _check_amount(info: JpegInfo, missing: dict[int, bytearray], entropy: int) -
         raise SampleError("truncated", f"truncated: {entropy} bytes cannot hold {info.width}x{info.height} JPEG pixels")
 
 
-def guard(data: bytes) -> bytes:
-    """A copy that makes a decoder fail where it would fill missing blocks with grey.
+def guard(data: bytes, info: JpegInfo) -> bytes:
+    """Check ``data`` (:func:`check_complete`) and return a copy that makes a decoder fail where it would fill in grey.
 
     libjpeg answers an EOI marker that comes too early with a warning (which PIL drops) and grey blocks. Without the marker, but
     with a few bytes of padding for its look-ahead, it runs out of data and reports that. Only for pictures of one sequential
     Huffman scan; any other is returned as it is. Up to 3 blocks at the very end can still be missing unseen.
     """
-    info = parse(data)
+    end = check_complete(data, info)
     if info.sof not in (0xC0, 0xC1) or set(info.scan) != {c.ident for c in info.components}:
         return data
-    return data[: check_complete(data, info)] + _GUARD
+    return data[:end] + _GUARD
 
 
 def row_offsets(data: bytes) -> NDArray[np.uint64]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from io import BytesIO
 
 import PIL
@@ -29,7 +30,7 @@ from PIL import (
 
 from lfdata.codecs import jpeg
 from lfdata.codecs.base import Buffer
-from lfdata.codecs.containers import check_pixels, check_png_pixels, damaged_png, walk
+from lfdata.codecs.containers import Size, check_pixels, check_png_pixels, damaged_png, walk
 from lfdata.codecs.sniff import IMAGE_FORMATS, LFS_ADVICE, is_lfs_pointer, sniff
 from lfdata.errors import LfdataError, SampleError
 
@@ -51,6 +52,7 @@ _strict_users = 0
 _strict_saved = False
 
 
+@cache
 def supported_formats() -> tuple[str, ...]:
     """Formats this PIL decodes, of :data:`lfdata.codecs.sniff.IMAGE_FORMATS`."""
     have = {
@@ -120,16 +122,32 @@ def identify(data: Buffer) -> str:
     return fmt
 
 
-def open_image(data: bytes, fmt: str, max_pixels: int = MAX_PIXELS) -> ImageFile.ImageFile:
+def open_image(
+    data: bytes, fmt: str, max_pixels: int = MAX_PIXELS, expected: tuple[Size, ...] | None = None
+) -> ImageFile.ImageFile:
     """Open ``data`` as ``fmt`` (from :func:`identify`), its first frame not yet decoded; call inside :func:`strict_pil`.
 
-    Structure and size are checked before PIL allocates. Raises :class:`SampleError` ``pixel-limit``, ``truncated``, ``crc``,
-    ``corrupt``.
+    Structure and size are checked before PIL allocates: at most ``max_pixels``, and one of ``expected`` where that is given.
+    Raises :class:`SampleError` ``pixel-limit``, ``size-mismatch``, ``truncated``, ``crc``, ``corrupt``.
     """
-    walk(data, fmt, max_pixels)
-    image = _plugin(fmt)(BytesIO(jpeg.guard(data) if fmt == "jpeg" else data), "")
+    claimed: Size | None
+    if fmt == "jpeg":
+        info = jpeg.parse(data)
+        claimed = check_pixels(info.width, info.height, max_pixels)
+        data = jpeg.guard(data, info)
+    else:
+        claimed = walk(data, fmt, max_pixels)
+    _check_expected(claimed, expected)
+    image = _plugin(fmt)(BytesIO(data), "")
     check_pixels(image.width, image.height, max_pixels)
+    _check_expected(image.size, expected)
     return image
+
+
+def _check_expected(claimed: Size | None, expected: tuple[Size, ...] | None) -> None:
+    if claimed is not None and expected is not None and claimed not in expected:
+        wanted = f"{expected[0][0]}x{expected[0][1]}"
+        raise SampleError("size-mismatch", f"the payload's header says {claimed[0]}x{claimed[1]}, the index says {wanted}")
 
 
 def _plugin(fmt: str) -> Callable[[BytesIO, str], ImageFile.ImageFile]:
