@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lfdata.codecs.raw import BytesDecoder, BytesEncoder
 from lfdata.codecs.text import TextDecoder, TextEncoder
 from lfdata.errors import OptionError, SampleError
-from tests.codecs.nonimage_odd import ODD, names, needs_odd
+from nonimage_odd import ODD, names, needs_odd
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 123\n"
 
