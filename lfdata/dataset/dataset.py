@@ -23,6 +23,7 @@ from lfdata.format.cache import DEFAULT_BUDGET, IndexCache
 from lfdata.format.columns import column_dtype, scalar_dtype
 from lfdata.format.files import DescriptorPool, LocalFile, RangeFile
 from lfdata.format.forking import watch
+from lfdata.format.gather import default_threads
 from lfdata.format.index import open_index
 from lfdata.format.layout import SIZE_ROLES
 from lfdata.format.meta import MANIFEST, FieldMeta, Manifest, read_manifest
@@ -42,6 +43,7 @@ class ShardDataset:
         fields: names of the fields that samples carry; all by default.
         index_cache_bytes: memory for index columns, shared by all shards.
         max_descriptors: open files at a time.
+        read_threads: threads a call may use to read and check payloads (with the native module); up to 4 by default.
 
     Raises:
         FormatError: no manifest, or a damaged or newer one.
@@ -55,10 +57,12 @@ class ShardDataset:
         *,
         index_cache_bytes: int = DEFAULT_BUDGET,
         max_descriptors: int = MAX_DESCRIPTORS,
+        read_threads: int | None = None,
     ) -> None:
         path = Path(path)
         self.path = path.parent if path.name == MANIFEST else path
-        self._options = (index_cache_bytes, max_descriptors)
+        self._options = (index_cache_bytes, max_descriptors, read_threads)
+        self.read_threads = default_threads() if read_threads is None else read_threads
         self._asked = None if fields is None else tuple(fields)
         self.manifest: Manifest = read_manifest(self.path)
         self.schema: dict[str, FieldMeta] = {field.name: field for field in self.manifest.fields}
@@ -355,9 +359,13 @@ class ShardDataset:
         except MemoryError as error:
             raise LimitError(self.path, None, f"field {name!r}: no memory for {offsets[-1]} bytes. Read fewer samples at a time") from error
         for number, local, found, where in located:
-            self._shard(number).read(name, local, found, out, offsets[where])
+            self._shard(number).read(name, local, found, out, offsets[where], self.read_threads)
         return Ragged(out, offsets, present)
 
 
-def _reopen(path: str, fields: Sequence[str] | None, index_cache_bytes: int, max_descriptors: int) -> ShardDataset:
-    return ShardDataset(path, fields, index_cache_bytes=index_cache_bytes, max_descriptors=max_descriptors)
+def _reopen(
+    path: str, fields: Sequence[str] | None, index_cache_bytes: int, max_descriptors: int, read_threads: int | None
+) -> ShardDataset:
+    return ShardDataset(
+        path, fields, index_cache_bytes=index_cache_bytes, max_descriptors=max_descriptors, read_threads=read_threads
+    )

@@ -13,6 +13,7 @@ from lfdata.codecs.registry import make_decoder
 from lfdata.errors import ChangedError, CorruptError, KeyMissingError
 from lfdata.format.cache import IndexCache
 from lfdata.format.files import RangeFile
+from lfdata.format.gather import gather
 from lfdata.format.layout import SIZE_ROLES, xxh3
 from lfdata.format.meta import FieldMeta, ShardEntry
 from lfdata.format.reader import ShardFile
@@ -117,28 +118,17 @@ class Shard:
         located: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]],
         out: NDArray[np.uint8],
         places: NDArray[np.int64],
+        threads: int = 1,
     ) -> None:
         """Read payloads into ``out`` at ``places`` and compare each with its check; absent rows have length 0 and are skipped."""
         offsets, lengths, checks = located
         file = self.file_of(name)
+        # In file order, so that a disk or the page cache is walked one way.
         order = np.argsort(offsets, kind="stable")
-        order = order[lengths[order] > 0]
-        if not len(order):
-            return
-        starts, sizes, targets = offsets[order], lengths[order], places[order]
-        # Payloads that follow each other both in the file and in the buffer are one read.
-        joined = (starts[1:] == starts[:-1] + sizes[:-1]) & (targets[1:] == targets[:-1] + sizes[:-1])
-        cuts = np.concatenate([[0], np.flatnonzero(~joined) + 1, [len(order)]])
-        view = out.data
-        for first, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
-            begin, end = int(targets[first]), int(targets[stop - 1] + sizes[stop - 1])
-            file.file.read_into(view[begin:end], int(starts[first]))
-        seed = file.identity.seed
-        for number, place, size, check in zip(order.tolist(), targets.tolist(), sizes.tolist(), checks[order].tolist(), strict=True):
-            if xxh3(view[place : place + size], seed) != check:
-                raise CorruptError(
-                    file.name, int(offsets[number]), f"field {name!r}, row {int(rows[number])}: the payload does not match its check"
-                )
+        failed = gather(file.file, file.identity.seed, offsets[order], lengths[order], checks[order], out, places[order], threads)
+        if failed >= 0:
+            row = int(order[failed])
+            raise CorruptError(file.name, int(offsets[row]), f"field {name!r}, row {int(rows[row])}: the payload does not match its check")
 
     def read_frames(self, name: str, rows: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int16]:
         """Frames of one recording, from the chunks that cover them."""

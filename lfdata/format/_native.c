@@ -1,0 +1,273 @@
+/* Batched, checked payload reads: many (offset, length, check) by pread into one buffer, each compared with its XXH3, without the
+ * GIL and on several threads. Optional: lfdata/format/gather.py does the same in Python where this module was not built.
+ *
+ * XXH3 as defined in docs/format.md, section 2.4.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+#define P1 11400714785074694791ULL
+#define P2 14029467366897019727ULL
+#define P3 1609587929392839161ULL
+#define P4 9650029242287828579ULL
+#define P5 2870177450012600261ULL
+#define Q1 0x9E3779B1ULL
+#define Q2 0x85EBCA77ULL
+#define Q3 0xC2B2AE3DULL
+#define M1 0x165667919E3779F9ULL
+#define M2 0x9FB21C651E98DF25ULL
+
+static const uint8_t SECRET[192] = {
+    0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c,
+    0xde, 0xd4, 0x6d, 0xe9, 0x83, 0x90, 0x97, 0xdb, 0x72, 0x40, 0xa4, 0xa4, 0xb7, 0xb3, 0x67, 0x1f,
+    0xcb, 0x79, 0xe6, 0x4e, 0xcc, 0xc0, 0xe5, 0x78, 0x82, 0x5a, 0xd0, 0x7d, 0xcc, 0xff, 0x72, 0x21,
+    0xb8, 0x08, 0x46, 0x74, 0xf7, 0x43, 0x24, 0x8e, 0xe0, 0x35, 0x90, 0xe6, 0x81, 0x3a, 0x26, 0x4c,
+    0x3c, 0x28, 0x52, 0xbb, 0x91, 0xc3, 0x00, 0xcb, 0x88, 0xd0, 0x65, 0x8b, 0x1b, 0x53, 0x2e, 0xa3,
+    0x71, 0x64, 0x48, 0x97, 0xa2, 0x0d, 0xf9, 0x4e, 0x38, 0x19, 0xef, 0x46, 0xa9, 0xde, 0xac, 0xd8,
+    0xa8, 0xfa, 0x76, 0x3f, 0xe3, 0x9c, 0x34, 0x3f, 0xf9, 0xdc, 0xbb, 0xc7, 0xc7, 0x0b, 0x4f, 0x1d,
+    0x8a, 0x51, 0xe0, 0x4b, 0xcd, 0xb4, 0x59, 0x31, 0xc8, 0x9f, 0x7e, 0xc9, 0xd9, 0x78, 0x73, 0x64,
+    0xea, 0xc5, 0xac, 0x83, 0x34, 0xd3, 0xeb, 0xc3, 0xc5, 0x81, 0xa0, 0xff, 0xfa, 0x13, 0x63, 0xeb,
+    0x17, 0x0d, 0xdd, 0x51, 0xb7, 0xf0, 0xda, 0x49, 0xd3, 0x16, 0x55, 0x26, 0x29, 0xd4, 0x68, 0x9e,
+    0x2b, 0x16, 0xbe, 0x58, 0x7d, 0x47, 0xa1, 0xfc, 0x8f, 0xf8, 0xb8, 0xd1, 0x7a, 0xd0, 0x31, 0xce,
+    0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
+};
+
+typedef unsigned __int128 u128;
+
+static inline uint64_t load64(const uint8_t *p) { uint64_t x; memcpy(&x, p, 8); return x; }
+static inline uint32_t load32(const uint8_t *p) { uint32_t x; memcpy(&x, p, 4); return x; }
+static inline uint64_t rotl(uint64_t x, int r) { return (x << r) | (x >> (64 - r)); }
+static inline uint64_t fold(uint64_t a, uint64_t b) { u128 product = (u128)a * b; return (uint64_t)product ^ (uint64_t)(product >> 64); }
+static inline uint64_t finish(uint64_t h) { h ^= h >> 37; h *= M1; return h ^ (h >> 32); }
+static inline uint64_t finish64(uint64_t h) { h ^= h >> 33; h *= P2; h ^= h >> 29; h *= P3; return h ^ (h >> 32); }
+
+static inline uint64_t mix(const uint8_t *p, size_t secret, uint64_t seed)
+{
+    return fold(load64(p) ^ (load64(SECRET + secret) + seed), load64(p + 8) ^ (load64(SECRET + secret + 8) - seed));
+}
+
+static uint64_t xxh3_short(const uint8_t *p, size_t n, uint64_t seed)
+{
+    if (n == 0) return finish64(seed ^ load64(SECRET + 56) ^ load64(SECRET + 64));
+    if (n <= 3) {
+        uint32_t word = (uint32_t)p[0] << 16 | (uint32_t)p[n >> 1] << 24 | p[n - 1] | (uint32_t)n << 8;
+        return finish64(word ^ ((uint64_t)(load32(SECRET) ^ load32(SECRET + 4)) + seed));
+    }
+    if (n <= 8) {
+        uint64_t s = seed ^ ((uint64_t)__builtin_bswap32((uint32_t)seed) << 32);
+        uint64_t h = (load32(p + n - 4) + ((uint64_t)load32(p) << 32)) ^ ((load64(SECRET + 8) ^ load64(SECRET + 16)) - s);
+        h ^= rotl(h, 49) ^ rotl(h, 24);
+        h *= M2;
+        h ^= (h >> 35) + n;
+        h *= M2;
+        return h ^ (h >> 28);
+    }
+    uint64_t x = load64(p) ^ ((load64(SECRET + 24) ^ load64(SECRET + 32)) + seed);
+    uint64_t y = load64(p + n - 8) ^ ((load64(SECRET + 40) ^ load64(SECRET + 48)) - seed);
+    return finish(n + __builtin_bswap64(x) + y + fold(x, y));
+}
+
+static uint64_t xxh3_middle(const uint8_t *p, size_t n, uint64_t seed)
+{
+    uint64_t h = n * P1;
+    if (n <= 128) {
+        for (size_t i = 0; i <= (n - 1) / 32; i++) h += mix(p + 16 * i, 32 * i, seed) + mix(p + n - 16 * (i + 1), 32 * i + 16, seed);
+        return finish(h);
+    }
+    for (size_t i = 0; i < 8; i++) h += mix(p + 16 * i, 16 * i, seed);
+    h = finish(h);
+    for (size_t i = 8; i < n / 16; i++) h += mix(p + 16 * i, 16 * (i - 8) + 3, seed);
+    return finish(h + mix(p + n - 16, 119, seed));
+}
+
+/* The two long-input loops below do the same: whole stripes of 64 bytes, then one that ends at the last byte. */
+static void stripes_plain(uint64_t *restrict acc, const uint8_t *restrict p, size_t n, const uint8_t *restrict key)
+{
+    size_t whole = (n - 1) / 64;
+    for (size_t m = 0; m <= whole; m++) {
+        const uint8_t *block = m < whole ? p + 64 * m : p + n - 64, *k = m < whole ? key + 8 * (m % 16) : key + 121;
+        for (int j = 0; j < 8; j++) {
+            uint64_t d = load64(block + 8 * j), x = d ^ load64(k + 8 * j);
+            acc[j ^ 1] += d;
+            acc[j] += (x & 0xFFFFFFFF) * (x >> 32);
+        }
+        if (m < whole && m % 16 == 15)
+            for (int j = 0; j < 8; j++) acc[j] = (acc[j] ^ (acc[j] >> 47) ^ load64(key + 128 + 8 * j)) * Q1;
+    }
+}
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+
+__attribute__((target("avx2"))) static inline __m256i one(__m256i acc, const uint8_t *p, const uint8_t *key)
+{
+    __m256i d = _mm256_loadu_si256((const __m256i *)p), x = _mm256_xor_si256(d, _mm256_loadu_si256((const __m256i *)key));
+    __m256i product = _mm256_mul_epu32(x, _mm256_srli_epi64(x, 32));
+    return _mm256_add_epi64(acc, _mm256_add_epi64(product, _mm256_shuffle_epi32(d, _MM_SHUFFLE(1, 0, 3, 2))));
+}
+
+__attribute__((target("avx2"))) static inline __m256i scramble(__m256i acc, const uint8_t *key)
+{
+    __m256i prime = _mm256_set1_epi64x((long long)Q1);
+    __m256i x = _mm256_xor_si256(_mm256_xor_si256(acc, _mm256_srli_epi64(acc, 47)), _mm256_loadu_si256((const __m256i *)key));
+    __m256i high = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), prime);
+    return _mm256_add_epi64(_mm256_mul_epu32(x, prime), _mm256_slli_epi64(high, 32));
+}
+
+__attribute__((target("avx2"))) static void stripes_avx2(uint64_t *acc, const uint8_t *p, size_t n, const uint8_t *key)
+{
+    size_t whole = (n - 1) / 64, m = 0;
+    __m256i a = _mm256_loadu_si256((const __m256i *)acc), b = _mm256_loadu_si256((const __m256i *)(acc + 4));
+    for (; m + 16 <= whole; m += 16) {
+        for (size_t i = 0; i < 16; i++) {
+            a = one(a, p + 64 * (m + i), key + 8 * i);
+            b = one(b, p + 64 * (m + i) + 32, key + 8 * i + 32);
+        }
+        a = scramble(a, key + 128);
+        b = scramble(b, key + 160);
+    }
+    for (size_t i = 0; m < whole; m++, i++) {
+        a = one(a, p + 64 * m, key + 8 * i);
+        b = one(b, p + 64 * m + 32, key + 8 * i + 32);
+    }
+    a = one(a, p + n - 64, key + 121);
+    b = one(b, p + n - 32, key + 153);
+    _mm256_storeu_si256((__m256i *)acc, a);
+    _mm256_storeu_si256((__m256i *)(acc + 4), b);
+}
+#endif
+
+static uint64_t xxh3_long(const uint8_t *p, size_t n, uint64_t seed)
+{
+    uint8_t key[192];
+    for (int i = 0; i < 24; i++) {
+        uint64_t word = load64(SECRET + 8 * i) + (i % 2 ? 0 - seed : seed);
+        memcpy(key + 8 * i, &word, 8);
+    }
+    uint64_t acc[8] = {Q3, P1, P2, P3, P4, Q2, P5, Q1};
+#if defined(__x86_64__) && defined(__GNUC__)
+    if (__builtin_cpu_supports("avx2")) stripes_avx2(acc, p, n, key);
+    else
+#endif
+        stripes_plain(acc, p, n, key);
+    uint64_t h = n * P1;
+    for (int j = 0; j < 4; j++) h += fold(acc[2 * j] ^ load64(key + 11 + 16 * j), acc[2 * j + 1] ^ load64(key + 19 + 16 * j));
+    return finish(h);
+}
+
+static uint64_t xxh3(const uint8_t *p, size_t n, uint64_t seed)
+{
+    return n <= 16 ? xxh3_short(p, n, seed) : n <= 240 ? xxh3_middle(p, n, seed) : xxh3_long(p, n, seed);
+}
+
+/* Rows a thread takes at a time: enough to share the counter rarely, few enough that threads end together. */
+#define STRIDE 8
+
+typedef struct {
+    int fd;
+    const int64_t *offsets, *lengths, *places;
+    const uint64_t *checks;
+    uint8_t *out;
+    uint64_t seed;
+    int64_t rows;
+    _Atomic int64_t next;
+    _Atomic int64_t failed; /* smallest failing row, or INT64_MAX */
+} Job;
+
+static void fail(Job *job, int64_t row)
+{
+    int64_t seen = atomic_load(&job->failed);
+    while (row < seen && !atomic_compare_exchange_weak(&job->failed, &seen, row)) {}
+}
+
+static int read_row(const Job *job, int64_t row)
+{
+    uint8_t *target = job->out + job->places[row];
+    size_t size = (size_t)job->lengths[row], done = 0;
+    while (done < size) {
+        ssize_t count = pread(job->fd, target + done, size - done, (off_t)(job->offsets[row] + (int64_t)done));
+        if (count < 0 && errno == EINTR) continue;
+        if (count <= 0) return 0;
+        done += (size_t)count;
+    }
+    return xxh3(target, size, job->seed) == job->checks[row];
+}
+
+static void *work(void *argument)
+{
+    Job *job = argument;
+    for (;;) {
+        int64_t first = atomic_fetch_add(&job->next, STRIDE);
+        if (first >= job->rows) return NULL;
+        int64_t stop = first + STRIDE < job->rows ? first + STRIDE : job->rows;
+        for (int64_t row = first; row < stop; row++)
+            if (job->lengths[row] > 0 && !read_row(job, row)) fail(job, row);
+    }
+}
+
+#define MAX_THREADS 64
+
+static PyObject *read_checked(PyObject *self, PyObject *args)
+{
+    (void)self;
+    int fd, threads;
+    unsigned long long seed;
+    Py_buffer offsets, lengths, checks, places, out;
+    if (!PyArg_ParseTuple(args, "iKy*y*y*y*w*i", &fd, &seed, &offsets, &lengths, &checks, &places, &out, &threads)) return NULL;
+    Py_ssize_t rows = offsets.len / 8;
+    int ok = lengths.len == rows * 8 && checks.len == rows * 8 && places.len == rows * 8 && offsets.len == rows * 8;
+    const int64_t *length = lengths.buf, *place = places.buf, *offset = offsets.buf;
+    for (Py_ssize_t row = 0; ok && row < rows; row++)
+        ok = length[row] >= 0 && offset[row] >= 0 && place[row] >= 0 && length[row] <= out.len && place[row] <= out.len - length[row];
+    Job job = {.fd = fd, .offsets = offset, .lengths = length, .places = place, .checks = checks.buf, .out = out.buf,
+               .seed = seed, .rows = rows, .next = 0, .failed = INT64_MAX};
+    if (ok) {
+        Py_BEGIN_ALLOW_THREADS
+        pthread_t started[MAX_THREADS];
+        int count = 0;
+        if (threads > MAX_THREADS) threads = MAX_THREADS;
+        while (count < threads - 1 && pthread_create(&started[count], NULL, work, &job) == 0) count++;
+        work(&job);
+        while (count > 0) pthread_join(started[--count], NULL);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&offsets);
+    PyBuffer_Release(&lengths);
+    PyBuffer_Release(&checks);
+    PyBuffer_Release(&places);
+    PyBuffer_Release(&out);
+    if (!ok) {
+        PyErr_SetString(PyExc_ValueError, "lengths, checks and places must match offsets and lie inside the buffer");
+        return NULL;
+    }
+    int64_t failed = atomic_load(&job.failed);
+    return PyLong_FromLongLong(failed == INT64_MAX ? -1 : failed);
+}
+
+static PyObject *digest(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Py_buffer data;
+    unsigned long long seed;
+    if (!PyArg_ParseTuple(args, "y*K", &data, &seed)) return NULL;
+    uint64_t value = xxh3(data.buf, (size_t)data.len, seed);
+    PyBuffer_Release(&data);
+    return PyLong_FromUnsignedLongLong(value);
+}
+
+static PyMethodDef methods[] = {
+    {"read_checked", read_checked, METH_VARARGS,
+     "read_checked(fd, seed, offsets, lengths, checks, places, out, threads) -> first row that failed, or -1"},
+    {"xxh3", digest, METH_VARARGS, "xxh3(data, seed) -> int"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "Batched, checked payload reads.", -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&module); }

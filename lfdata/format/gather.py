@@ -1,0 +1,92 @@
+"""Payloads of many rows into one buffer, each compared with its check.
+
+With the native module a whole call runs without the GIL on a few threads; without it the same is done row by row in Python. Both
+read with ``pread`` and give the same bytes and the same errors.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfdata.errors import CorruptError
+from lfdata.format.files import LocalFile, RangeFile
+from lfdata.format.layout import xxh3
+
+try:
+    from lfdata.format import _native as _built
+
+    native: ModuleType | None = _built
+except ImportError:
+    native = None
+
+# A second thread pays above this many bytes: starting one costs about what reading and checking 100 KB does.
+BYTES_A_THREAD = 256 << 10
+MAX_THREADS = 4
+
+
+def default_threads() -> int:
+    """Threads a read may use: the cores this process may use, at most :data:`MAX_THREADS`."""
+    return min(MAX_THREADS, len(os.sched_getaffinity(0)))
+
+
+def gather(
+    file: RangeFile,
+    seed: int,
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    checks: NDArray[np.uint64],
+    out: NDArray[np.uint8],
+    places: NDArray[np.int64],
+    threads: int,
+) -> int:
+    """Read row i's ``lengths[i]`` bytes at ``offsets[i]`` of the file to ``out[places[i]:]``; rows of length 0 are skipped.
+
+    Args:
+        seed: the file's check seed.
+        checks: XXH3 of each payload, uint64.
+        threads: how many may be used (native module only).
+
+    Returns:
+        -1, or the position of a row whose bytes do not match their check.
+
+    Raises:
+        TruncatedError, StorageError: the file ended early or could not be read.
+    """
+    if native is None or not isinstance(file, LocalFile):
+        return _gather_plain(file, seed, offsets, lengths, checks, out, places)
+    module = native
+    count = max(1, min(threads, len(out) // BYTES_A_THREAD))
+    arrays = [np.ascontiguousarray(array) for array in (offsets, lengths, checks, places)]
+    failed: int = file.run(lambda descriptor: module.read_checked(descriptor, seed, *arrays, out, count))
+    if failed < 0:
+        return -1
+    # Say why: the same row again, by the path that tells short reads and I/O errors from wrong bytes.
+    rest = slice(failed, failed + 1)
+    again = _gather_plain(file, seed, offsets[rest], lengths[rest], checks[rest], out, places[rest])
+    if again < 0:
+        raise CorruptError(file.name, int(offsets[failed]), "a payload was read wrongly once and rightly the second time: failing storage or memory")
+    return failed
+
+
+def _gather_plain(
+    file: RangeFile,
+    seed: int,
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    checks: NDArray[np.uint64],
+    out: NDArray[np.uint8],
+    places: NDArray[np.int64],
+) -> int:
+    view = out.data
+    rows = zip(offsets.tolist(), lengths.tolist(), checks.tolist(), places.tolist(), strict=True)
+    for number, (offset, length, check, place) in enumerate(rows):
+        if length:
+            part = view[place : place + length]
+            file.read_into(part, offset)
+            if xxh3(part, seed) != check:
+                return number
+    return -1
