@@ -83,7 +83,7 @@ def _check(raw: bytes, order: str, fmt: tuple[int, int], start: int, declared: i
     tag, channels, rate, _, align, bits = struct.unpack_from(order + "HHIIHH", raw, body)
     valid = bits
     if tag == _EXTENSIBLE and size >= 40:
-        valid, _, tag = struct.unpack_from(order + "HIH", raw, body + 18)
+        valid, _, tag = struct.unpack_from(order + "HII", raw, body + 18)  # the GUID starts with the plain tag
     if not channels or not rate:
         raise SampleError("wav-header", f"WAV of {channels} channels at {rate} Hz")
     warnings, present = _extent(len(raw) - start, declared)

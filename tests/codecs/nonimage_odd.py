@@ -19,4 +19,5 @@ def names(*suffixes: str) -> list[str]:
         return []
     with manifest.open(encoding="utf-8", newline="") as lines:
         rows = csv.DictReader(lines, delimiter="\t")
-        return [row["file"] for row in rows if row["file"].lower().endswith(suffixes)]
+        wanted = tuple(suffix.lower() for suffix in suffixes)
+        return [row["file"] for row in rows if row["file"].lower().endswith(wanted)]

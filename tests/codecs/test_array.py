@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import struct
 import tracemalloc
@@ -44,7 +45,9 @@ def code(raw: object, dtype: str, **options: str) -> str:
     return caught.value.code
 
 
-@given(st.sampled_from(ARRAY_NAMES).flatmap(lambda name: hnp.arrays(name, hnp.array_shapes(max_dims=4, min_side=0, max_side=4))))
+@given(
+    st.sampled_from(ARRAY_NAMES).flatmap(lambda name: hnp.arrays(name, hnp.array_shapes(max_dims=4, min_side=0, max_side=4)))
+)
 def test_arrays_and_npy_files_come_back_exactly(array: np.ndarray) -> None:
     for raw in (array, npy(array), npy(np.asfortranarray(array)), array.astype(array.dtype.newbyteorder(">"))):
         result = encode(raw, array.dtype.name, ndim=str(array.ndim))
@@ -104,7 +107,9 @@ def test_same_kind_rounds_floats_but_never_wraps_or_overflows() -> None:
 
 
 def test_nan_and_infinity_are_kept() -> None:
-    assert np.array_equal(encode([1.0, float("nan"), float("-inf")], "float32"), np.array([1, np.nan, -np.inf], "f4"), equal_nan=True)
+    assert np.array_equal(
+        encode([1.0, float("nan"), float("-inf")], "float32"), np.array([1, np.nan, -np.inf], "f4"), equal_nan=True
+    )
 
 
 def test_nested_lists() -> None:
@@ -182,10 +187,8 @@ def test_pickled_npy_is_refused_without_unpickling() -> None:
 def test_a_damaged_npy_raises_only_our_errors(at: int, byte: bytes) -> None:
     raw = bytearray(npy(np.arange(9, dtype="<i4")))
     raw[at % len(raw)] = byte[0]
-    try:
+    with contextlib.suppress(SampleError):
         encode(bytes(raw), "int32")
-    except SampleError:
-        pass
 
 
 @pytest.mark.parametrize("dims", [(2,), (3, 1), (-3,), (2**62, 4), (0,)])

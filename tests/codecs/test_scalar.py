@@ -51,7 +51,9 @@ def test_no_integer_ever_wraps(dtype: str, value: int) -> None:
         assert stored == value
 
 
-@pytest.mark.parametrize("raw", [1.5, "1.5", float("nan"), "nan", float("inf"), "0.99999999999999999999999", "1e-400", np.float32(0.5)])
+@pytest.mark.parametrize(
+    "raw", [1.5, "1.5", float("nan"), "nan", float("inf"), "0.99999999999999999999999", "1e-400", np.float32(0.5)]
+)
 def test_fractions_do_not_become_integers(raw: object) -> None:
     assert code(raw, "int64") == "lossy"
 

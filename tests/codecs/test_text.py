@@ -7,11 +7,11 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nonimage_odd import ODD, names, needs_odd
 
 from lfdata.codecs.raw import BytesDecoder, BytesEncoder
 from lfdata.codecs.text import TextDecoder, TextEncoder
 from lfdata.errors import OptionError, SampleError
-from nonimage_odd import ODD, names, needs_odd
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 123\n"
 

@@ -193,7 +193,7 @@ def test_encoders_survive_pickling(tokenizer_file: Path) -> None:
 
 
 @pytest.fixture
-def small_tiktoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
+def small_tiktoken(monkeypatch: pytest.MonkeyPatch) -> bytes:
     """r50k_base replaced, inside tiktoken, by a small byte-level encoding of that name: no network is used."""
     ranks = b"".join(base64.b64encode(bytes((b,))) + b" %d\n" % b for b in range(256)) + base64.b64encode(b"ab") + b" 256\n"
     from tiktoken import registry
