@@ -239,6 +239,15 @@ class ShardFile:
         entry = self.entry(field, role)
         return None if entry is None else np.frombuffer(self.read_span(entry, 0, entry.blocks), entry.dtype)
 
+    def section(self, type_: bytes, field: int = layout.NO_FIELD) -> Entry:
+        """Directory entry of a section other than a column. Raises :class:`CorruptError` if there is none."""
+        return self._find(type_, field)
+
+    def read_section(self, type_: bytes, field: int = layout.NO_FIELD) -> NDArray[Any]:
+        """A whole blocked section other than a column, as :meth:`read_column` gives a column."""
+        entry = self._find(type_, field)
+        return np.frombuffer(self.read_span(entry, 0, entry.blocks), entry.dtype)
+
     def take(self, entry: Entry, index: NDArray[np.int64]) -> NDArray[Any]:
         """Elements of a blocked section by ordinal, owned, verified; through ``pread``. The ordinals must be in range."""
         return self._cache.take(self, entry, index)

@@ -120,13 +120,15 @@ class ShardReader:
         for at in range(0, len(table), 64):
             kind, flags, field, role, element, *rest = struct.unpack_from("<4sIIHH6Q", table, at)
             offset, length, count, check, first, zero = rest
-            need(zero == 0 and flags & ~3 == 0 and element < 14, "reserved bits of an entry")
+            need(zero == 0 and flags & ~3 == 0, "reserved bits of an entry")
             need(position <= offset < position + 4096 and offset + length <= self.dir_offset, "section order or range")
             need(not any(self.raw[position:offset]), f"padding before byte {offset}")
             name = kind.decode("ascii")
             need(name in KNOWN or not flags & 1, f"unknown section {name}")
             position = offset + length
             if name in KNOWN:
+                need(element < 14 and (name == "COLM" or role == 0), f"{name}: element type or role")
+                need((field == NO_FIELD) == (name not in ("TOKN", "LOCR", "COLM", "DICT")), f"{name}: field")
                 need(bool(flags & 1) and bool(flags & 2) == (name in BLOCKED), f"{name}: flags")
             self.sections.append(
                 Section(name, flags, field, role, element, offset, length, count, check, first, self.raw[offset:position])
@@ -144,12 +146,15 @@ class ShardReader:
         assert sums is not None
         used = 0
         for s in self.sections:
+            if s.type not in KNOWN and not s.flags & 2:
+                continue
             need(s.offset % (4096 if s.type in ("GRUP", "TOKN") else 64) == 0, f"{s.type}: alignment")
-            size = 16 if s.element == 13 else np.dtype(ELEMENTS[s.element]).itemsize if s.element else 1
-            need(s.type == "GRUP" or s.count * size == s.length, f"{s.type}: count and length")
+            if s.type in KNOWN - {"GRUP"}:
+                size = 16 if s.element == 13 else np.dtype(ELEMENTS[s.element]).itemsize if s.element else 1
+                need(s.count * size == s.length, f"{s.type}: count and length")
             if not s.flags & 2:
                 need(s.first == 0 or s.type == "GRUP", f"{s.type}: first")
-                need(s.type == "GRUP" or xxh3(s.data, self.seed) == s.check, f"{s.type}: check")
+                need(xxh3(s.data, self.seed) == s.check, f"{s.type}: check")
                 continue
             blocks = -(-s.length // BLOCK)
             stored = sums.data[8 * s.first : 8 * (s.first + blocks)]
@@ -186,7 +191,7 @@ class ShardReader:
         self.groups = [s for s in self.sections if s.type == "GRUP"]
         at = 0
         for group in self.groups:
-            need(group.first == at, "rows of groups")
+            need(group.first == at and group.count > 0, "rows of groups")
             at += group.count
         need(not self.groups or at == self.rows, "groups cover all rows")
         self.keys = self._read_keys() if self.kind == BASE else []
