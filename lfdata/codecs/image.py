@@ -183,8 +183,8 @@ class ImageDecoder:
         """Rows [``y0``, ``y1``) of a JPEG written with ``restart=rows``: (y1 - y0) x W x C uint8, owned and writable.
 
         ``aux``: the stored byte offsets of the MCU rows. Equals ``decode(...)[y0:y1]`` exactly, 4:2:0 included: chroma is
-        interpolated across MCU rows, so one more MCU row is decoded above and below and dropped. The work is proportional
-        to the rows asked for. Raises :class:`SampleError`; :class:`OptionError` for a field without restart markers or
+        interpolated across MCU rows, so one more MCU row is decoded above and below and dropped. Only these rows
+        are decoded. Raises :class:`SampleError`; :class:`OptionError` for a field without restart markers or
         rows outside the picture.
         """
         width, height, channels, _, codec = self._checked(sizes)

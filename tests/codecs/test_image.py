@@ -20,6 +20,7 @@ from lfdata.codecs.image import IMAGE_CODECS, ImageDecoder, make_image_encoder
 from lfdata.codecs.pil import strict_pil, supported_formats
 from lfdata.errors import LfdataError, SampleError
 
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # PIL's remarks
 FORMATS = [f for f in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "ICO", "AVIF") if f != "AVIF" or features.check("avif")]
 STORED = ("codec=webp", "codec=webp,lossless=yes", "codec=jpeg,restart=rows", "codec=png", "codec=raw")
 

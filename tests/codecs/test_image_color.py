@@ -17,6 +17,8 @@ from lfdata.codecs.base import Encoded
 from lfdata.codecs.image import ImageDecoder, make_image_encoder
 from lfdata.errors import SampleError
 
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # PIL's remarks
+
 
 def roundtrip(raw: object, text: str) -> tuple[np.ndarray, Encoded]:
     encoder = make_image_encoder(options(text))
