@@ -120,6 +120,8 @@ class JsonEncoder:
             raise SampleError("surrogate", f"a string holds a lone surrogate at character {error.start}") from None
         except OverflowError:
             raise SampleError("range", "an integer does not fit 64 bits") from None
+        except RecursionError:
+            raise SampleError("depth", "nested too deeply for the caller's stack") from None
         if len(packed) > self._max_raw:
             raise SampleError("size-limit", f"{len(packed)} bytes of MessagePack are more than max_raw={self._max_raw}")
         return packed
