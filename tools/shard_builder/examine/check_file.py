@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -11,9 +12,10 @@ import msgspec
 
 from lfdata.errors import LfdataError, StorageError
 from lfdata.format import layout
-from lfdata.format.files import LocalFile
+from lfdata.format.files import LocalFile, read_range
 from lfdata.format.reader import ShardFile
-from shard_builder.examine.damage import Damage, DamageList, code_of, of_error, reason_of
+from lfdata.format.verify import verify_file
+from shard_builder.examine.damage import Damage, DamageList, code_of, of_error, place, reason_of
 from shard_builder.examine.opened import DataSet, Member
 from shard_builder.examine.worker import Progress
 
@@ -21,10 +23,16 @@ READ_BYTES = 4 << 20
 
 
 def file(data: DataSet | None, task: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Operation ``file``: ``member`` (ordinal), or ``path`` for a file outside the manifest; ``quick``: no payload bytes."""
+    """Operation ``file``: ``member`` (ordinal), or ``path`` for a file outside the manifest. No payload is read."""
     found = DamageList()
     if "path" in task:
-        _contents(Path(task["path"]), None, task["quick"], found)
+        path = Path(task["path"])
+        try:
+            ShardFile(LocalFile(path))
+        except LfdataError as error:
+            found.add(Damage(path.name, code_of(error), reason_of(error), offset=getattr(error, "offset", None)))
+        else:
+            _contents(path, data, data.members[0] if data and data.single and data.members else None, found)
         return {"damage": msgspec.to_builtins(found.listed), "unlisted": found.unlisted}
     assert data is not None
     member = data.members[task["member"]]
@@ -39,12 +47,13 @@ def file(data: DataSet | None, task: dict[str, Any], progress: Progress) -> dict
         code = "truncated" if size < member.bytes else "corrupt"
         reason = f"{size} bytes; the manifest says {member.bytes}"
         found.add(Damage(member.file, code, reason, offset=min(size, member.bytes), shard=member.number))
+    progress.beat()
     try:
         _against_manifest(data, member, data.file(member), found)
     except LfdataError as error:
         found.add(of_error(member, error))
-    progress.beat()
-    _contents(path, member, task["quick"], found)
+    else:
+        _contents(path, data, member, found)
     return {"damage": msgspec.to_builtins(found.listed), "unlisted": found.unlisted}
 
 
@@ -75,24 +84,37 @@ def _replaced(base: Any) -> set[str]:
     return {name for sidecar in base.sidecars for name in sidecar.fields}
 
 
-def _contents(path: Path, member: Member | None, quick: bool, found: DamageList) -> None:
-    """Every section check of a file by itself."""
+def _contents(path: Path, data: DataSet | None, member: Member | None, found: DamageList) -> None:
+    """Everything in a file by itself but payloads: those are the operations "groups" and "rows"."""
     name, number = (path.name, None) if member is None else (member.file, member.number)
+    for item in verify_file(path, quick=True):
+        where = {"row": item.row} if data is None or member is None or item.row is None else place(data, member, item.row)
+        section, field = item.section or None, item.field or None
+        found.add(Damage(name, "corrupt", item.reason, offset=item.offset, section=section, shard=number, field=field, **where))
+
+
+def groups(data: DataSet, task: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Operation ``groups``: ``member``, ``part``, ``parts``: checks of every ``parts``-th row group (and unknown section)."""
+    member = data.members[task["member"]]
+    found = DamageList()
     try:
-        opened = ShardFile(LocalFile(path))
-    except LfdataError as error:
-        offset = getattr(error, "offset", None)
-        found.add(Damage(name, code_of(error), reason_of(error), offset=offset, shard=number))
-        return
-    for entry in opened.entries:
-        if not entry.blocked or entry.type not in layout.SECTIONS or (quick and entry.type == b"TOKN"):
-            continue
-        try:
-            opened.view(entry)
-        except LfdataError as error:
-            field = opened.fields[entry.field].name if entry.field < len(opened.fields) else None
-            offset = getattr(error, "offset", None)
-            found.add(Damage(name, code_of(error), reason_of(error), offset=offset, section=entry.type.decode(), shard=number, field=field))
+        opened = data.file(member)
+        known = [entry for entry in opened.entries if not entry.blocked and (entry.type == b"GRUP" or entry.type not in layout.SECTIONS)]
+        for entry in known[task["part"] :: task["parts"]]:
+            hasher = layout.new_xxh3(opened.identity.seed)
+            for at in range(entry.offset, entry.end, READ_BYTES):
+                progress.beat()
+                hasher.update(read_range(opened.file, at, min(READ_BYTES, entry.end - at)))
+            if hasher.intdigest() != entry.check:
+                reason = f"the {entry.length} bytes of rows {entry.first} to {entry.first + entry.count - 1} do not match their check"
+                section = entry.type.decode("ascii", "backslashreplace")
+                found.add(Damage(member.file, "corrupt", reason, offset=entry.offset, section=section, shard=member.number))
+    except StorageError as error:
+        if not isinstance(error.errno, int) or error.errno != errno.ENOENT:
+            found.add(of_error(member, error))
+    except LfdataError:
+        pass  # a file that cannot be opened is reported by the operation "file"
+    return {"damage": msgspec.to_builtins(found.listed), "unlisted": found.unlisted}
 
 
 def digest(data: DataSet, task: dict[str, Any], progress: Progress) -> dict[str, Any]:

@@ -24,6 +24,7 @@ _PR_SET_PDEATHSIG = 1
 # Where each operation lives: imported when first asked for.
 OPERATIONS = {
     "file": "shard_builder.examine.check_file",
+    "groups": "shard_builder.examine.check_file",
     "digest": "shard_builder.examine.check_file",
     "rows": "shard_builder.examine.check_rows",
     "keys": "shard_builder.examine.check_keys",

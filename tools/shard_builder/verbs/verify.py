@@ -21,6 +21,7 @@ from shard_builder.examine.text import visible
 
 RANGE_BYTES = 32 << 20
 RANGE_ROWS = 1024
+PART_BYTES = 256 << 20
 # Slower than any disk in use: a file check that takes longer hangs.
 SLOWEST_BYTES_A_SECOND = 4 << 20
 VALUE_SECONDS = 120.0
@@ -130,23 +131,23 @@ def _plan(path: Path, quick: bool, found: DamageList) -> _Plan:
         # Damaged, but there: the shards can still be checked, each by itself.
         found.add(Damage(MANIFEST, code_of(error), error.reason, offset=error.offset))
         files = sorted(entry.path for entry in os.scandir(directory) if entry.name.endswith(".lfd") and not is_temporary(entry.name))
-        return _Plan(path, None, [_file_task({"path": name}, os.path.getsize(name), quick) for name in files])
+        return _Plan(path, None, [_file_task({"path": name}, os.path.getsize(name)) for name in files])
     _strangers(data, found)
     _order(data, found)
     return _Plan(path, data, list(_tasks(data, quick, _index_usable(data, found))))
 
 
 def _plan_file(path: Path, quick: bool) -> _Plan:
-    tasks = [_file_task({"path": str(path)}, path.stat().st_size, quick)]
+    tasks = [_file_task({"path": str(path)}, path.stat().st_size)]
     try:
         data = DataSet.open(path)
     except FormatError:
         return _Plan(path, None, tasks)  # the file check says what is wrong
-    return _Plan(path, data, [*tasks, *_rows_tasks(data, quick)])
+    return _Plan(path, data, [*tasks, *_payload_tasks(data, quick)])
 
 
-def _file_task(task: Task, size: int, quick: bool) -> Task:
-    return {"op": "file", "quick": quick, "seconds": VALUE_SECONDS + size / SLOWEST_BYTES_A_SECOND} | task
+def _file_task(task: Task, size: int) -> Task:
+    return {"op": "file", "seconds": VALUE_SECONDS + size / SLOWEST_BYTES_A_SECOND} | task
 
 
 def _tasks(data: DataSet, quick: bool, with_index: bool) -> Iterator[Task]:
@@ -154,19 +155,21 @@ def _tasks(data: DataSet, quick: bool, with_index: bool) -> Iterator[Task]:
     for number, member in enumerate(data.members):
         if not quick:
             yield {"op": "digest", "member": number}
-        yield _file_task({"member": number}, member.bytes, quick)
+        yield _file_task({"member": number}, member.bytes)
     if with_index:
-        yield _file_task({"path": str(data.index_path)}, data.index_path.stat().st_size, quick)
+        yield _file_task({"path": str(data.index_path)}, data.index_path.stat().st_size)
         yield from ({"op": "index", "shard": number} for number in range(len(data.manifest.shards)))
-    yield from _rows_tasks(data, quick)
+    yield from _payload_tasks(data, quick)
     for low, high in ranges(data.manifest.rows):
         yield {"op": "keys", "low": low, "high": high, "index": with_index}
 
 
-def _rows_tasks(data: DataSet, quick: bool) -> Iterator[Task]:
+def _payload_tasks(data: DataSet, quick: bool) -> Iterator[Task]:
     if quick:
         return
     for number, member in enumerate(data.members):
+        parts = -(-member.bytes // PART_BYTES)
+        yield from ({"op": "groups", "member": number, "part": part, "parts": parts} for part in range(parts))
         total = member.base.rows
         step = max(1, min(RANGE_ROWS, RANGE_BYTES * total // max(1, member.bytes)))
         for start in range(0, total, step):
