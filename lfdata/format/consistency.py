@@ -96,7 +96,8 @@ def _bad_sizes(shard: ShardFile, field: FieldMeta, columns: dict[str, NDArray[An
         case "array":
             size = field_dtype(shard.name, field).itemsize
             elements, overflow = _product(columns["dims"])
-            return overflow | (columns["bytes"] % size != 0) | (columns["bytes"] // size != elements)
+            bad: NDArray[np.bool_] = overflow | (columns["bytes"] % size != 0) | (columns["bytes"] // size != elements)
+            return bad
         case "scalar":
             values = columns["value"]
             if values.dtype.kind == "b":
