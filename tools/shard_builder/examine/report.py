@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shard_builder.examine.text import number_text, shorten, visible
+import msgspec
+
+from shard_builder.examine.text import number_text, shorten, size_text, visible
 
 Echo = Callable[[str], None]
 _COLUMNS = ("min", "p1", "p5", "p50", "p95", "p99", "max", "mean")
 _SHOWN_VALUES = 12
 _SHOWN_EXAMPLES = 10
+_SHOWN_SHARDS = 20
 
 
 def print_stats(result: dict[str, Any], echo: Echo) -> None:
@@ -73,3 +76,61 @@ def _more(count: int, listed: int, echo: Echo) -> None:
 
 def _place(sample: dict[str, Any]) -> str:
     return f"index {sample['index']} ({visible(sample['file'])} row {sample['row']}, key {sample['key']!r})"
+
+
+def print_set(result: dict[str, Any], echo: Echo) -> None:
+    """A data set, by ``inspect``."""
+    sizes, shards = result["bytes"], result["shards"]
+    version = ".".join(map(str, result["version"]))
+    echo(f"{visible(result['path'])}: lfdata {version}, {result['rows']:,} samples in {len(shards):,} shards")
+    each = "" if result["bytes_a_sample"] is None else f", {size_text(result['bytes_a_sample'])} a sample"
+    echo(f"size: {size_text(sizes['manifest_says'])} ({sizes['manifest_says']:,} bytes){each}")
+    if sizes["on_disk"] != sizes["manifest_says"]:
+        echo(f"  ON DISK: {sizes['on_disk']:,} bytes: files are missing or of another size; `shard-builder verify` says which")
+    index = result["index"]
+    detail = f": {visible(index['reason'])}" if index["reason"] else f": {size_text(sizes['index'] or 0)}"
+    echo(f"index.lfi: {index['state']}{detail}")
+    echo("fields:")
+    for field in result["fields"]:
+        echo(f"  {visible(field['name'])} ({field['kind']}) {visible(_compact(field['params']))}")
+        for name, value in result["statistics"].get(field["name"], {}).items():
+            echo(f"    {name}: {_statistic(value)}")
+    echo("provenance:")
+    for name, value in result["provenance"].items():
+        echo(f"  {visible(name)}: {visible(value if isinstance(value, str) else _compact(value))}")
+    echo("shards:")
+    for shard in shards[:_SHOWN_SHARDS]:
+        lost = f"  MISSING: {', '.join(map(visible, shard['missing']))}" if shard["missing"] else ""
+        sides = "".join(f" + {visible(side['file'])} ({', '.join(map(visible, side['fields']))})" for side in shard["sidecars"])
+        place = f"samples {shard['first']:,} to {shard['stop'] - 1:,}" if shard["rows"] else "no samples"
+        echo(f"  {visible(shard['file'])}: {place}, {size_text(shard['bytes'])}{sides}{lost}")
+    if len(shards) > _SHOWN_SHARDS:
+        echo(f"  ... {len(shards) - _SHOWN_SHARDS:,} more (--json lists all)")
+
+
+def print_file(result: dict[str, Any], echo: Echo) -> None:
+    """One file, by ``inspect``."""
+    header = result["header"]
+    version = ".".join(map(str, header["version"]))
+    echo(f"{visible(result['path'])}: {result['type']}, lfdata {version}, {header['rows']:,} rows, {header['bytes']:,} bytes")
+    part = "" if result["type"] != "sidecar" else f", part {header['part_id']}"
+    echo(f"shard id {header['shard_id']}{part}, features {header['required_features']:#x} required, {header['optional_features']:#x} optional")
+    echo(f"{'section':<8} {'offset':>14} {'bytes':>14} {'count':>12}  {'element':<8} field, role")
+    for section in result["sections"]:
+        name = "" if section["field"] is None else visible(section["field"]) + (f", {section['role']}" if section["role"] else "")
+        if section["type"] == "GRUP":
+            name = f"rows {section['first']} to {section['first'] + section['count'] - 1}"
+        echo(f"{visible(section['type']):<8} {section['offset']:>14} {section['bytes']:>14} {section['count']:>12}  {section['element']:<8} {name}".rstrip())
+    for field, size in result["dictionaries"].items():
+        echo(f"dictionary of {visible(field)}: {size:,} bytes")
+    echo(f"META: {visible(_compact(result['meta']))}")
+
+
+def _compact(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _statistic(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {number_text(number)}" for name, number in value.items())
+    return number_text(value)

@@ -1,102 +1,64 @@
-"""Where samples come from: one module a kind of source, behind the protocol of :mod:`shard_builder.sources.base`.
+"""Where samples come from: one module a kind of source, behind the protocol of ``base``.
 
-May import :mod:`lfdata.errors`, :mod:`lfdata.codecs.base` and :mod:`shard_builder.fields`; knows nothing of shards, plans or workers.
+Sources may import ``lfdata.errors``, ``shard_builder.fields`` and ``files``; they know nothing of each other, of codecs or of shards.
 """
 
 from __future__ import annotations
 
-import os
-import stat
-from collections.abc import Sequence
+import importlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from lfdata.errors import OptionError, SourceError
-from shard_builder.sources.base import BadRecord, FieldSpec, RawSample, Record, Source
+from shard_builder.sources.base import FieldSpec, Source
 
-__all__ = ["KINDS", "BadRecord", "FieldSpec", "RawSample", "Record", "Source", "open_source", "source_from_config"]
-
-KINDS = ("image-folder", "table", "webdataset")
-
-_TABLES = (".jsonl", ".ndjson", ".csv", ".tsv")
-_TARS = (".tar", ".tar.gz", ".tgz")
-_SUPPORTED = (
-    "supported: a directory with class directories (image-folder); a .jsonl, .ndjson, .csv or .tsv file (table); .tar, .tar.gz or .tgz files, "
-    "a brace pattern, several joined by '::', or a directory of them (webdataset)"
-)
+KINDS = {
+    "image-folder": ("shard_builder.sources.image_folder", "ImageFolder"),
+    "table": ("shard_builder.sources.table", "Table"),
+    "webdataset": ("shard_builder.sources.webdataset", "WebDatasetSource"),
+}
+TABLE_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv")
+TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
 
-def open_source(location: str, *, kind: str | None = None, fields: Sequence[FieldSpec] | None = None, **options: Any) -> Source:
-    """Open a source.
+def guess_kind(location: str) -> str:
+    """Kind of source that a location looks like. Raises :class:`SourceError` naming what is supported."""
+    lower = location.lower()
+    if lower.endswith(TABLE_SUFFIXES):
+        return "table"
+    if lower.endswith(TAR_SUFFIXES) or "{" in location or "," in location:
+        return "webdataset"
+    path = Path(location)
+    if path.is_dir():
+        names = [entry.name.lower() for entry in path.iterdir()]
+        return "webdataset" if any(name.endswith(TAR_SUFFIXES) for name in names) else "image-folder"
+    if not path.exists():
+        raise SourceError(f"{location}: no such file or directory")
+    raise SourceError(
+        f"{location}: not a kind of source this version knows. It takes a folder of images (with a directory a class), a table "
+        f"({', '.join(TABLE_SUFFIXES)}), or WebDataset tars ({', '.join(TAR_SUFFIXES)}, brace patterns, a folder of tars)"
+    )
 
-    Args:
-        location: a path, or for tars a brace pattern (``train-{000000..000123}.tar``) or several joined by ``::``.
-        kind: one of :data:`KINDS`; told from the location by default.
-        fields: the declared fields; ``None`` for the source's own defaults (a table has none).
-        options: the source's options, as text; docs/sources.md lists them.
+
+def open_source(location: str, *, kind: str | None = None, fields: Sequence[FieldSpec] | None = None, **options: str) -> Source:
+    """The source at ``location``; its kind is guessed unless given. ``options`` are the source's own, as text.
 
     Raises:
-        SourceError: the source is missing, unreadable, or of no supported kind.
-        OptionError: fields or options that make no sense.
+        SourceError: missing, unreadable or of no known kind. OptionError: an option or field that makes no sense.
     """
-    from shard_builder.fields import check_fields
-
-    location = os.fspath(location)
-    if kind is not None and kind not in KINDS:
-        raise OptionError(f"unknown kind of source {kind!r}; valid kinds: {', '.join(KINDS)}")
-    checked = None if fields is None else check_fields(fields)
-    return _make(kind or _guess_kind(location), location, checked, options)
+    return _make(kind or guess_kind(location), location, fields, None, options)
 
 
-def source_from_config(config: dict[str, Any], stage_dir: Path) -> Source:
-    """A source as a worker process needs it, from what :meth:`Source.config` gave; ``stage_dir`` is where ``stage`` was told to work."""
-    fields = msgspec.convert(config["fields"], list[FieldSpec])
-    source = _make(config["kind"], config["location"], fields, config["options"])
-    if hasattr(source, "stage_directory"):
-        source.stage_directory = stage_dir
+def source_from_config(config: Mapping[str, Any], stage_dir: Path) -> Source:
+    """The same source in a worker process."""
+    fields = None if config["fields"] is None else [FieldSpec(**spec) for spec in config["fields"]]
+    return _make(config["kind"], config["location"], fields, stage_dir, config["options"])
+
+
+def _make(kind: str, location: str, fields: Sequence[FieldSpec] | None, stage_dir: Path | None, options: Mapping[str, str]) -> Source:
+    if kind not in KINDS:
+        raise OptionError(f"unknown kind of source {kind!r}; valid: {', '.join(KINDS)}")
+    module, name = KINDS[kind]
+    source: Source = getattr(importlib.import_module(module), name)(location, fields, stage_dir, **options)
     return source
-
-
-def _make(kind: str, location: str, fields: list[FieldSpec] | None, options: dict[str, Any]) -> Source:
-    match kind:
-        case "image-folder":
-            from shard_builder.sources.image_folder import ImageFolder
-
-            return ImageFolder(location, fields, options)
-        case "table":
-            from shard_builder.sources.table import Table
-
-            return Table(location, fields, options)
-        case _:
-            from shard_builder.sources.webdataset import WebDataset
-
-            return WebDataset(location, fields, options)
-
-
-def _guess_kind(location: str) -> str:
-    try:
-        mode = os.stat(location).st_mode
-    except OSError as error:
-        if "::" in location or "{" in location or location.lower().endswith(_TARS):
-            return "webdataset"  # which says what is missing
-        raise SourceError(f"{location}: cannot be opened: {error.strerror}; {_SUPPORTED}") from error
-    except ValueError:
-        raise SourceError(f"{location!r}: not a path; {_SUPPORTED}") from None
-    if stat.S_ISDIR(mode):
-        return "webdataset" if _holds_tars(location) else "image-folder"
-    if stat.S_ISREG(mode) and location.lower().endswith(_TABLES):
-        return "table"
-    if stat.S_ISREG(mode) and location.lower().endswith(_TARS):
-        return "webdataset"
-    what = "not a regular file" if not stat.S_ISREG(mode) else "not told by its name what it is"
-    raise SourceError(f"{location}: {what}; {_SUPPORTED}, or say --kind")
-
-
-def _holds_tars(location: str) -> bool:
-    try:
-        with os.scandir(location) as entries:
-            return any(entry.name.lower().endswith(_TARS) and not entry.name.startswith(".") for entry in entries)
-    except OSError as error:
-        raise SourceError(f"{location}: cannot be listed: {error.strerror}") from error

@@ -66,18 +66,17 @@ def _read(descriptor: int, path: str, limit: int) -> bytes:
         raise SampleError("not-a-file", f"not a regular file but a {kind_of(found.st_mode)}", path=path)
     if found.st_size > limit:
         raise SampleError("too-large", f"{found.st_size} bytes; the limit is {limit}", path=path)
-    buffer = bytearray(found.st_size)
-    view = memoryview(buffer)
-    done = 0
-    while done < len(view):
-        count = os.readv(descriptor, [view[done : done + (64 << 20)]])
-        if not count:
-            raise SampleError("changed", f"the file became shorter while it was read ({done} of {len(view)} bytes)", path=path)
-        done += count
+    parts = []
+    left = found.st_size
+    while left:
+        part = os.read(descriptor, min(left, 1 << 30))
+        if not part:
+            raise SampleError("changed", f"the file became shorter while it was read ({left} bytes are missing)", path=path)
+        parts.append(part)
+        left -= len(part)
     if os.read(descriptor, 1):
         raise SampleError("changed", "the file became longer while it was read", path=path)
-    view.release()
-    return bytes(buffer)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def refuse_pointer(data: bytes, path: str) -> None:

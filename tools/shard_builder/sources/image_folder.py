@@ -1,15 +1,11 @@
-"""Image folders: ``ROOT/CLASS/**/FILE``. One sample a picture, in the byte order of the relative paths.
-
-Fields: ``image`` (the file), ``label`` (int32: index of the class among the sorted class directories) and ``class`` (its name). A
-picture directly in the root has neither label nor class.
-"""
+"""Source: a folder of images, one directory a class (``root/class/**/image.jpg``), or images directly in the root."""
 
 from __future__ import annotations
 
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,164 +13,150 @@ import msgspec
 
 from lfdata.errors import OptionError, SampleError, SourceError
 from shard_builder.sources.base import BadRecord, FieldSpec, RawSample, Record
-from shard_builder.sources.files import DEFAULT_LIMIT, Root, show
-from shard_builder.sources.options import SourceOptions
+from shard_builder.sources.files import MAX_FILE_BYTES, kind_of, read_file, resolve_inside
 
-EXTENSIONS = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "ico", "mpo")
+EXTENSIONS = "jpg jpeg jpe jfif png webp gif bmp tif tiff avif ppm pgm pbm mpo ico"
+DEFAULT_FIELDS = (
+    FieldSpec("image", "image", "image", "file"),
+    FieldSpec("label", "scalar", "label", "inline", {"dtype": "int32"}),
+    FieldSpec("class", "text", "class"),
+)
+# What a field may be made of.
 COLUMNS = ("image", "label", "class", "path")
-
-_VALID = {
-    "extensions": f"<endings of pictures, joined by ';'; default {';'.join(EXTENSIONS)}>",
-    "links": "follow|skip",
-    "max_file_bytes": "<largest file read, such as 512M; default 4G>",
-}
-_LABEL = {"dtype": "int32"}
-_MAX_DEPTH = 200
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(tuple[bytes, int]).decode
+_OPTIONS = ("extensions", "links", "max_file_bytes")
 
 
 class ImageFolder:
-    """The source of kind ``image-folder``.
+    """Images below ``location`` in the order of their paths' bytes; the key is the relative path, extension included.
 
-    Args:
-        location: the root directory.
-        fields: declared fields over the columns ``image`` (bytes), ``label`` (int), ``class`` and ``path`` (text), or ``None``.
-        options: ``extensions``, ``links``, ``max_file_bytes``.
-
-    Raises:
-        SourceError, OptionError: at once, for a root that cannot be read and for fields that make no sense.
+    Options (text): ``extensions`` (separated by spaces or commas; content decides what a file is, the extension only which files
+    are looked at); ``links`` = ``skip`` (default) or ``follow``: links to files inside the root; ``max_file_bytes``. Links to
+    directories are never followed. Hidden files are left out. Fields take the columns image, label (the class directory's place
+    in sorted order), class and path.
     """
 
     kind = "image-folder"
 
-    def __init__(self, location: str, fields: list[FieldSpec] | None, options: dict[str, Any]) -> None:
-        reader = SourceOptions(self.kind, options, _VALID)
-        self._given = reader.given
-        self._links = reader.choice("links", ("follow", "skip"), "follow") == "follow"
-        self._limit = reader.size("max_file_bytes", DEFAULT_LIMIT)
-        endings = (reader.text("extensions") or ";".join(EXTENSIONS)).replace(",", ";").lower().split(";")
-        self._extensions = sorted({ending.strip().lstrip(".") for ending in endings} - {""})
-        self._endings = tuple(b"." + os.fsencode(ending) for ending in self._extensions)
-        if not self._endings:
-            raise reader.bad("extensions")
-        self._root = Root(location)
-        self._classes = self._list_classes(location)
-        self.fields = self._default_fields() if fields is None else fields
-        for spec in self.fields:
-            if spec.column not in COLUMNS or spec.origin == "base64":
-                raise OptionError(f"field {spec.name!r}: an image folder has the columns {', '.join(COLUMNS)}, not {spec.column!r}@{spec.origin}")
+    def __init__(self, location: str, fields: Sequence[FieldSpec] | None = None, stage_dir: Path | None = None, **options: str) -> None:
+        del stage_dir
+        unknown = options.keys() - set(_OPTIONS)
+        if unknown:
+            raise OptionError(f"image folder: unknown option {sorted(unknown)[0]!r}; valid: {', '.join(_OPTIONS)}")
+        self.location = location
+        self.root = Path(location)
+        if not self.root.is_dir():
+            raise SourceError(f"{location}: not a directory")
+        self._given = dict(options)
+        self._extensions = frozenset("." + e.lower().lstrip(".") for e in options.get("extensions", EXTENSIONS).replace(",", " ").split())
+        self._links = options.get("links", "skip")
+        if self._links not in ("skip", "follow"):
+            raise OptionError(f"image folder: links is {self._links!r}; valid: skip, follow")
+        self._limit = int(options.get("max_file_bytes", MAX_FILE_BYTES))
+        self._classes = self._class_names()
+        self._asked = fields
+        self.fields: Sequence[FieldSpec] = self._fields(fields)
+        self._numbers = {name: number for number, name in enumerate(self._classes)}
         self._skipped: Counter[str] = Counter()
-        self._warnings: list[str] = []
+        self._unreadable: list[str] = []
 
-    def _list_classes(self, location: str) -> list[bytes]:
+    def _class_names(self) -> list[str]:
         try:
-            with os.scandir(os.fsencode(self._root.path)) as entries:
-                return sorted(e.name for e in entries if not e.name.startswith(b".") and e.is_dir(follow_symlinks=False))
+            with os.scandir(self.root) as entries:
+                names = [e.name for e in entries if not e.name.startswith(".") and e.is_dir(follow_symlinks=False)]
         except OSError as error:
-            raise SourceError(f"{location}: cannot be listed: {error.strerror}") from error
+            raise SourceError(f"{self.location}: {error.strerror}") from error
+        return sorted(names, key=os.fsencode)
 
-    def _default_fields(self) -> list[FieldSpec]:
-        image = [FieldSpec("image", "image", "image", "file")]
-        labelled = [FieldSpec("label", "scalar", "label", options=_LABEL), FieldSpec("class", "text", "class")]
-        return image + (labelled if self._classes else [])
+    def _fields(self, fields: Sequence[FieldSpec] | None) -> Sequence[FieldSpec]:
+        if fields is None:
+            return DEFAULT_FIELDS if self._classes else DEFAULT_FIELDS[:1]
+        for spec in fields:
+            if spec.column not in COLUMNS:
+                raise OptionError(f"field {spec.name!r}: an image folder has no column {spec.column!r}; it has {', '.join(COLUMNS)}")
+        return tuple(fields)
 
-    def describe(self) -> dict[str, Any]:
-        """See :class:`shard_builder.sources.base.Source`."""
-        return {
-            "kind": self.kind,
-            "fields": [msgspec.structs.asdict(spec) for spec in self.fields],
-            "extensions": self._extensions,
-            "links": "follow" if self._links else "skip",
-            "max_file_bytes": self._limit,
-        }
-
-    def notes(self) -> dict[str, Any]:
-        """Class names (their order gives the labels), what was skipped by reason, warnings."""
-        return {"classes": [show(name) for name in self._classes], "skipped": dict(sorted(self._skipped.items())), "warnings": list(self._warnings)}
-
-    def config(self) -> dict[str, Any]:
-        """See :class:`shard_builder.sources.base.Source`."""
-        fields = [msgspec.structs.asdict(spec) for spec in self.fields]
-        return {"kind": self.kind, "location": self._root.path, "fields": fields, "options": self._given}
-
-    def stage(self, unit: int, directory: Path) -> None:
-        """Nothing to do: every file can be read by itself."""
-
-    def unstage(self, unit: int, directory: Path) -> None:
-        """Nothing to do."""
+    # -- plan pass ----------------------------------------------------------------------------------------------------
 
     def scan(self) -> Iterator[Record | BadRecord]:
-        """Every picture, sorted by the bytes of its relative path. One directory's names at a time are held in memory."""
+        """Every image, in the order of its relative path's bytes."""
         self._skipped.clear()
-        self._warnings.clear()
-        labels = {name: label for label, name in enumerate(self._classes)}
-        stack = [iter(self._list(b""))]
-        while stack:
-            path = next(stack[-1], None)
-            if path is None:
-                stack.pop()
-            elif not path.endswith(b"/"):
-                record = self._record(path, labels)
-                if record is not None:
-                    yield record
-            elif len(stack) >= _MAX_DEPTH:
-                yield BadRecord(path[:-1], show(path[:-1]), "depth", f"directories nested more than {_MAX_DEPTH} levels are not read")
+        self._unreadable.clear()
+        yield from self._walk(b"")
+
+    def _walk(self, prefix: bytes) -> Iterator[Record | BadRecord]:
+        root = os.fsencode(self.root)
+        try:
+            with os.scandir(os.path.join(root, prefix)) as found:
+                # A directory sorts as its name with the separator: then the walk is the order of full paths.
+                entries = sorted(((e.name + b"/" if e.is_dir(follow_symlinks=False) else e.name, e) for e in found), key=lambda pair: pair[0])
+        except OSError as error:
+            yield BadRecord(prefix.rstrip(b"/"), os.fsdecode(prefix), "unreadable", f"the directory cannot be listed: {error.strerror}")
+            return
+        for name, entry in entries:
+            if name.startswith(b"."):
+                self._skipped["hidden"] += 1
+            elif name.endswith(b"/"):
+                yield from self._walk(prefix + name)
             else:
-                try:
-                    names = self._list(path)
-                except OSError as error:
-                    yield BadRecord(path[:-1], show(path[:-1]), "unreadable", f"the directory cannot be listed: {error.strerror}")
-                    continue
-                stack.append(iter(names))
+                yield from self._file(prefix + name, entry)
 
-    def _list(self, directory: bytes) -> list[bytes]:
-        """Relative paths in a directory; directories end in a slash, which also sorts them as their contents sort."""
-        found = []
-        with os.scandir(os.path.join(os.fsencode(self._root.path), directory)) as entries:
-            for entry in entries:
-                if entry.name.startswith(b"."):
-                    self._skipped["hidden"] += 1
-                elif entry.is_dir(follow_symlinks=False):
-                    found.append(directory + entry.name + b"/")
-                else:
-                    found.append(directory + entry.name)
-        return sorted(found)
-
-    def _record(self, path: bytes, labels: dict[bytes, int]) -> Record | BadRecord | None:
-        if not path.lower().endswith(self._endings):
-            self._skipped["other-extension"] += 1
-            return None
-        top, slash, _ = path.partition(b"/")
+    def _file(self, path: bytes, entry: os.DirEntry[bytes]) -> Iterator[Record | BadRecord]:
+        if os.path.splitext(path)[1].lower().decode("utf-8", "replace") not in self._extensions:
+            self._skipped["other files"] += 1
+            return
+        text = os.fsdecode(path)
         try:
-            size = self._root.size(path, links=self._links)
+            if entry.is_symlink():
+                if self._links == "skip":
+                    self._skipped["links"] += 1
+                    return
+                size = resolve_inside(self.root, text).stat().st_size
+            else:
+                found = entry.stat(follow_symlinks=False)
+                if not stat.S_ISREG(found.st_mode):
+                    yield BadRecord(path, text, "not-a-file", f"not a regular file but a {kind_of(found.st_mode)}")
+                    return
+                size = found.st_size
         except SampleError as error:
-            if self._is_link(path):
-                self._skipped["link-outside" if error.code == "outside-root" else "link-broken" if self._links else "link"] += 1
-                return None
-            return BadRecord(path, show(path), error.code, error.reason)
-        label = labels.get(top, -1) if slash else -1
-        return Record(path, _encode((path, label)), size)
+            yield BadRecord(path, text, error.code, error.reason)
+            return
+        except OSError as error:
+            yield BadRecord(path, text, "unreadable", error.strerror or str(error))
+            return
+        yield Record(path, path, size)
 
-    def _is_link(self, path: bytes) -> bool:
-        try:
-            return stat.S_ISLNK(os.lstat(os.path.join(os.fsencode(self._root.path), path)).st_mode)
-        except OSError:
-            return False
+    def describe(self) -> dict[str, Any]:
+        """Provenance: kind, options and fields."""
+        return {"kind": self.kind, "options": self._given, "fields": [msgspec.structs.asdict(spec) for spec in self.fields]}
+
+    def notes(self) -> dict[str, Any]:
+        """Class names in label order, and what was left out."""
+        classes = [os.fsencode(name).decode("utf-8", "backslashreplace") for name in self._classes]
+        return {"classes": classes, "skipped": dict(sorted(self._skipped.items()))}
+
+    def stage(self, unit: int, directory: Path) -> None:
+        """Files are readable as they are."""
+
+    def unstage(self, unit: int, directory: Path) -> None:
+        """Nothing was staged."""
+
+    # -- workers ------------------------------------------------------------------------------------------------------
 
     def load(self, locator: bytes) -> RawSample:
-        """One picture. Raises :class:`SampleError`."""
-        path, label = _decode(locator)
+        """Read one image."""
+        path = os.fsdecode(locator)
+        top = path.partition("/")[0] if "/" in path else None
         values: dict[str, Any] = {}
         for spec in self.fields:
-            match spec.column:
-                case "image":
-                    values[spec.name] = self._root.read(path, self._limit, links=self._links)
-                case "label" if label >= 0:
-                    values[spec.name] = label
-                case "class" if label >= 0:
-                    values[spec.name] = os.fsdecode(path.partition(b"/")[0])
-                case "path":
-                    values[spec.name] = os.fsdecode(path)
-        return RawSample(values, show(path))
+            if spec.column == "image":
+                values[spec.name] = read_file(self.root, path, self._limit)
+            elif spec.column == "path":
+                values[spec.name] = locator
+            elif top is not None:
+                values[spec.name] = self._numbers[top] if spec.column == "label" else os.fsencode(top)
+        return RawSample(values, path)
+
+    def config(self) -> Mapping[str, Any]:
+        """Arguments that rebuild this source."""
+        fields = None if self._asked is None else [msgspec.structs.asdict(spec) for spec in self._asked]
+        return {"kind": self.kind, "location": str(self.root.absolute()), "fields": fields, "options": self._given}

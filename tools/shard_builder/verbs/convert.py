@@ -12,7 +12,7 @@ import click
 import msgspec
 from tqdm import tqdm
 
-from lfdata.codecs.pil import check_codec_versions, pil_report
+from lfdata.codecs.pil_versions import check_codec_versions, pil_report
 from lfdata.errors import OptionError
 from shard_builder.convert import Summary, convert
 from shard_builder.fields import load_mapping, parse_field
