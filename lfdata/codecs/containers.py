@@ -135,20 +135,20 @@ def _walk_gif(data: bytes, limit: int) -> Size:
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     check_pixels(width, height, limit)
     pos = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
-    frames = 0
+    first: Size | None = None
     while pos < len(data):
         kind = data[pos]
         if kind == 0x3B:
-            if not frames:
+            if first is None:
                 raise corrupt("GIF holds no picture")
-            return width, height
+            return first
         if kind == 0x21:
             pos = _gif_blocks(data, pos + 2)
         elif kind == 0x2C and pos + 10 <= len(data):
             left, top, w, h, local = struct.unpack_from("<HHHHB", data, pos + 1)
-            # PIL grows the picture to the frame's extent, so a frame can be the bomb.
-            width, height, frames = max(width, left + w), max(height, top + h), frames + 1
-            check_pixels(width, height, limit)
+            # PIL grows the picture to the frame's extent, so a frame can be the bomb; the size is that of the first frame.
+            width, height = check_pixels(max(width, left + w), max(height, top + h), limit)
+            first = first or (width, height)
             pos = _gif_blocks(data, pos + 11 + (3 << (local & 7) + 1 if local & 0x80 else 0))
         elif kind == 0:
             pos += 1

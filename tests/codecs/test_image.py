@@ -79,6 +79,16 @@ def test_a_file_cut_anywhere_is_an_error_never_half_a_picture(fmt: str) -> None:
                     encoder.encode(data[:end])
 
 
+def test_a_later_gif_frame_that_is_larger_does_not_change_the_first() -> None:
+    frames = [Image.fromarray(photo(16, 16, seed)).convert("P") for seed in range(2)]
+    data = bytearray(save(frames[0], "GIF", save_all=True, append_images=frames[1:]))
+    at = data.rindex(b"\x2c\0\0\0\0\x10\0\x10\0")
+    data[at + 1 : at + 5] = struct.pack("<HH", 8, 4)
+    encoder = make_image_encoder({"codec": "keep"})
+    encoded = encoder.encode(bytes(data))
+    assert ImageDecoder(encoder.params).decode(encoded.payload, encoded.sizes).shape[:2] == (16, 16)
+
+
 @pytest.mark.parametrize("fmt", ["PNG", "WEBP", "JPEG", "GIF", "TIFF", "BMP"])
 def test_damaged_bytes_give_a_sample_error_or_a_whole_picture(fmt: str) -> None:
     data = save(photo(24, 20), fmt, **({"compression": "tiff_lzw"} if fmt == "TIFF" else {}))
