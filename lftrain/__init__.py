@@ -1,0 +1,1 @@
+"""lftrain: the training runtime. Empty for now; it will import ``lfdata``, never the other way round."""
