@@ -110,12 +110,16 @@ def build(
                 side.add(b"", {field: encoder.encode(value)})
             done = side.finish(ShardMeta((), position))
             extra.append(SidecarEntry(side.path.name, part.hex(), done.bytes, done.tail, done.sha256, (field,)))
-        entries.append(ShardEntry(name, shard_id.hex(), written.rows, written.bytes, written.tail, written.sha256, 0, number, tuple(extra)))
+        entries.append(
+            ShardEntry(name, shard_id.hex(), written.rows, written.bytes, written.tail, written.sha256, 0, number, tuple(extra))
+        )
     if sidecars:
         field, (kind, options), _ = next(iter(sidecars.values()))
         schema[field] = FieldMeta(field, kind, make_encoder(kind, options).params)
     provenance = {"library": library_versions(), "source": {"type": "test"}, "options": {"shard_rows": 10}}
-    manifest = Manifest(sum(e.rows for e in entries), tuple(schema.values()), tuple(entries), merge_statistics(statistics), provenance)
+    manifest = Manifest(
+        sum(e.rows for e in entries), tuple(schema.values()), tuple(entries), merge_statistics(statistics), provenance
+    )
     (root / MANIFEST).write_bytes(encode_manifest(manifest))
     if index:
         write_consolidated(root, manifest, Files())

@@ -17,6 +17,7 @@ from lfdata.format.reader import ShardFile
 from lfdata.format.verify import verify_file
 from shard_builder.examine.damage import Damage, DamageList, code_of, of_error, place, reason_of
 from shard_builder.examine.opened import DataSet, Member
+from shard_builder.examine.text import visible
 from shard_builder.examine.worker import Progress
 
 READ_BYTES = 4 << 20
@@ -26,11 +27,11 @@ def file(data: DataSet | None, task: dict[str, Any], progress: Progress) -> dict
     """Operation ``file``: ``member`` (ordinal), or ``path`` for a file outside the manifest. No payload is read."""
     found = DamageList()
     if "path" in task:
-        path = Path(task["path"])
+        path = Path(os.fsdecode(task["path"]))
         try:
             ShardFile(LocalFile(path))
         except LfdataError as error:
-            found.add(Damage(path.name, code_of(error), reason_of(error), offset=getattr(error, "offset", None)))
+            found.add(Damage(visible(path.name), code_of(error), reason_of(error), offset=getattr(error, "offset", None)))
         else:
             _contents(path, data, data.members[0] if data and data.single and data.members else None, found)
         return {"damage": msgspec.to_builtins(found.listed), "unlisted": found.unlisted}
@@ -41,12 +42,14 @@ def file(data: DataSet | None, task: dict[str, Any], progress: Progress) -> dict
         size = os.stat(path).st_size
     except OSError as error:
         text = "the file is missing" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
-        found.add(Damage(member.file, "missing" if isinstance(error, FileNotFoundError) else "storage", text, shard=member.number))
+        found.add(
+            Damage(member.file, "missing" if isinstance(error, FileNotFoundError) else "storage", text, shard=member.number)
+        )
         return {"damage": msgspec.to_builtins(found.listed)}
-    if size != member.bytes:
-        code = "truncated" if size < member.bytes else "corrupt"
-        reason = f"{size} bytes; the manifest says {member.bytes}"
-        found.add(Damage(member.file, code, reason, offset=min(size, member.bytes), shard=member.number))
+    if size != member.size:
+        code = "truncated" if size < member.size else "corrupt"
+        reason = f"{size} bytes; the manifest says {member.size}"
+        found.add(Damage(member.file, code, reason, offset=min(size, member.size), shard=member.number))
     progress.beat()
     try:
         _against_manifest(data, member, data.file(member), found)
@@ -63,7 +66,9 @@ def _against_manifest(data: DataSet, member: Member, opened: ShardFile, found: D
         return
     position, base = opened.meta.position, member.base
     if member.sidecar is None and (position.segment, position.ordinal) != (base.segment, base.ordinal):
-        reason = f"it says segment {position.segment}, shard {position.ordinal}; the manifest says {base.segment}, {base.ordinal}"
+        reason = (
+            f"it says segment {position.segment}, shard {position.ordinal}; the manifest says {base.segment}, {base.ordinal}"
+        )
         found.add(Damage(member.file, "order", reason, section="META", shard=member.number))
     following = data.manifest.shards[member.number + 1 :][:1]
     if member.sidecar is None and not position.last and (not following or following[0].segment != base.segment):
@@ -74,9 +79,12 @@ def _against_manifest(data: DataSet, member: Member, opened: ShardFile, found: D
     for name in wanted:
         field, stored = data.schema.get(name), held.get(name)
         if stored is None:
-            found.add(Damage(member.file, "schema", "the file lacks this field", section="META", shard=member.number, field=name))
+            found.add(
+                Damage(member.file, "schema", "the file lacks this field", section="META", shard=member.number, field=name)
+            )
         elif field is not None and (stored.kind, stored.params.get("dtype")) != (field.kind, field.params.get("dtype")):
-            reason = f"kind {stored.kind} {stored.params.get('dtype', '')}; the manifest says {field.kind} {field.params.get('dtype', '')}"
+            ours, theirs = (f"{item.kind} {item.params.get('dtype', '')}".strip() for item in (stored, field))
+            reason = f"of kind {ours}; the manifest says {theirs}"
             found.add(Damage(member.file, "schema", reason, section="META", shard=member.number, field=name))
 
 
@@ -86,11 +94,15 @@ def _replaced(base: Any) -> set[str]:
 
 def _contents(path: Path, data: DataSet | None, member: Member | None, found: DamageList) -> None:
     """Everything in a file by itself but payloads: those are the operations "groups" and "rows"."""
-    name, number = (path.name, None) if member is None else (member.file, member.number)
+    name, number = (visible(path.name), None) if member is None else (member.file, member.number)
     for item in verify_file(path, quick=True):
         where = {"row": item.row} if data is None or member is None or item.row is None else place(data, member, item.row)
         section, field = item.section or None, item.field or None
-        found.add(Damage(name, "corrupt", item.reason, offset=item.offset, section=section, shard=number, field=field, **where))
+        found.add(
+            Damage(
+                name, "corrupt", visible(item.reason), offset=item.offset, section=section, shard=number, field=field, **where
+            )
+        )
 
 
 def groups(data: DataSet, task: dict[str, Any], progress: Progress) -> dict[str, Any]:
@@ -99,14 +111,19 @@ def groups(data: DataSet, task: dict[str, Any], progress: Progress) -> dict[str,
     found = DamageList()
     try:
         opened = data.file(member)
-        known = [entry for entry in opened.entries if not entry.blocked and (entry.type == b"GRUP" or entry.type not in layout.SECTIONS)]
+        known = [
+            entry
+            for entry in opened.entries
+            if not entry.blocked and (entry.type == b"GRUP" or entry.type not in layout.SECTIONS)
+        ]
         for entry in known[task["part"] :: task["parts"]]:
             hasher = layout.new_xxh3(opened.identity.seed)
             for at in range(entry.offset, entry.end, READ_BYTES):
                 progress.beat()
                 hasher.update(read_range(opened.file, at, min(READ_BYTES, entry.end - at)))
             if hasher.intdigest() != entry.check:
-                reason = f"the {entry.length} bytes of rows {entry.first} to {entry.first + entry.count - 1} do not match their check"
+                rows = f"rows {entry.first} to {entry.first + entry.count - 1}"
+                reason = f"the {entry.length} bytes of {rows} do not match their check"
                 section = entry.type.decode("ascii", "backslashreplace")
                 found.add(Damage(member.file, "corrupt", reason, offset=entry.offset, section=section, shard=member.number))
     except StorageError as error:

@@ -42,7 +42,18 @@ def index(data: DataSet, task: dict[str, Any], progress: Progress) -> dict[str, 
             bad = _first_difference(ours, theirs, data.starts[number], data.manifest.shards[number].rows)
             if bad is not None:
                 reason = f"column {role} is not that of {shard.name}; `shard-builder index` rebuilds it"
-                found.add(Damage(name, "index", reason, section="COLM", shard=number, row=bad, index=data.starts[number] + bad, field=field.name))
+                found.add(
+                    Damage(
+                        name,
+                        "index",
+                        reason,
+                        section="COLM",
+                        shard=number,
+                        row=bad,
+                        index=data.starts[number] + bad,
+                        field=field.name,
+                    )
+                )
     return {"damage": msgspec.to_builtins(found.listed)}
 
 

@@ -1,4 +1,5 @@
-"""Keys are unique over the data set: the sorted hashes of all shards, range by range, and the real keys where hashes are equal."""
+"""Keys are unique over the data set: the sorted hashes of all shards, range by range, and the real keys where hashes are
+equal."""
 
 from __future__ import annotations
 
@@ -89,7 +90,9 @@ def _equal_hashes(
             row = index - data.starts[member.number]
             other = member_of(data, first)
             reason = f"the same key as index {first} ({other.file}, row {first - data.starts[other.number]})"
-            found.add(Damage(member.file, "duplicate-key", reason, section="KEYS", shard=member.number, **place(data, member, row)))
+            found.add(
+                Damage(member.file, "duplicate-key", reason, section="KEYS", shard=member.number, **place(data, member, row))
+            )
 
 
 def member_of(data: DataSet, index: int) -> Member:
@@ -107,5 +110,7 @@ def _against_index(data: DataSet, low: int, high: int, hashes: NDArray[Any], pla
         return
     start, stop = np.searchsorted(khsh, np.uint64(low), "left"), np.searchsorted(khsh, np.uint64(high), "right")
     if not (np.array_equal(khsh[start:stop], hashes) and np.array_equal(krow[start:stop].astype(np.int64), places)):
-        reason = f"its keys with hashes from {low:#x} to {high:#x} are not those of the shards; `shard-builder index` rebuilds it"
+        reason = (
+            f"its keys with hashes from {low:#x} to {high:#x} are not those of the shards; `shard-builder index` rebuilds it"
+        )
         found.add(Damage(name, "index", reason, section="KHSH"))

@@ -104,4 +104,8 @@ class _FieldCheck:
             wanted = [xxh3(payload[at : at + step], seed) for at in range(0, len(payload), step)]
         if stored != wanted:
             what = "chunk checks do" if kind == "audio" else "MCU row offsets do"
-            raise CorruptError(self.reader.file.name, located.offsets[position], f"field {self.reader.name!r}, row {row}: its {what} not fit the payload")
+            raise CorruptError(
+                self.reader.file.name,
+                located.offsets[position],
+                f"field {self.reader.name!r}, row {row}: its {what} not fit the payload",
+            )

@@ -13,6 +13,7 @@ from lfdata.errors import LfdataError
 from lfdata.format.layout import SIZE_ROLES
 from shard_builder.examine.opened import DataSet
 from shard_builder.examine.quantiles import Chunks, summarise
+from shard_builder.examine.text import visible
 from shard_builder.examine.worker import Progress
 
 STEP = 1 << 20
@@ -24,7 +25,8 @@ _CODEC_NAMES = {number: name for name, number in IMAGE_CODECS.items()}
 
 
 def columns(data: DataSet, task: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Operation ``columns``: ``field`` (name) -> present and absent counts, ``columns`` by name, ``errors`` of shards left out."""
+    """Operation ``columns``: ``field`` (name) -> present and absent counts, ``columns`` by name, ``errors`` of shards left
+    out."""
     return FieldColumns(data, task["field"], progress).describe()
 
 
@@ -51,7 +53,7 @@ class FieldColumns:
                 for role in SIZE_ROLES[self.field.kind]:
                     file.column(self.name, role)
             except LfdataError as error:
-                self.errors.append(f"shard {number}: {error}")
+                self.errors.append(visible(f"shard {number}: {error}"))
                 continue
             self._numbers.append(number)
             present += self.data.manifest.shards[number].rows if column is None else int(np.count_nonzero(column))
@@ -68,7 +70,11 @@ class FieldColumns:
             file = self.data.shard(number).file_of(self.name)
             there = file.column(self.name, "present")
             rows = self.data.manifest.shards[number].rows
-            parts = [column.reshape(rows, -1) if role == "dims" else column for role in roles if (column := file.column(self.name, role)) is not None]
+            parts = [
+                column.reshape(rows, -1) if role == "dims" else column
+                for role in roles
+                if (column := file.column(self.name, role)) is not None
+            ]
             for at in range(0, rows, STEP):
                 self.progress.beat()
                 pieces = [part[at : at + STEP] for part in parts]
@@ -111,7 +117,8 @@ class FieldColumns:
 
 
 def _seconds(frames: NDArray[Any], rate: NDArray[Any]) -> NDArray[Any]:
-    return frames / np.maximum(rate, 1).astype(np.float64)
+    seconds: NDArray[np.float64] = frames / np.maximum(rate, 1).astype(np.float64)
+    return seconds
 
 
 _DERIVED: dict[str, dict[str, tuple[tuple[str, ...], Callable[..., NDArray[Any]]]]] = {

@@ -13,7 +13,7 @@ from lfdata.errors import LfdataError
 from shard_builder.examine.damage import code_of, reason_of
 from shard_builder.examine.duplicates import record
 from shard_builder.examine.opened import DataSet, Member
-from shard_builder.examine.text import key_text
+from shard_builder.examine.text import key_text, visible
 from shard_builder.examine.values import FieldReader, Located
 from shard_builder.examine.worker import Progress
 
@@ -37,7 +37,8 @@ def content(data: DataSet, task: dict[str, Any], progress: Progress) -> dict[str
 
 
 def subset(data: DataSet, task: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Operation ``subset``: indices of the ``limit`` samples with the smallest key hashes: the same for the same keys, whatever their order."""
+    """Operation ``subset``: indices of the ``limit`` samples with the smallest key hashes: the same for the same keys,
+    whatever their order."""
     limit = task["limit"]
     best, places = np.empty(0, np.uint64), np.empty(0, np.int64)
     errors = []
@@ -46,7 +47,7 @@ def subset(data: DataSet, task: dict[str, Any], progress: Progress) -> dict[str,
         try:
             hashes, rows = data.file(Member(number, base)).key_hashes()
         except LfdataError as error:
-            errors.append(f"shard {number}: {error}")
+            errors.append(visible(f"shard {number}: {error}"))
             continue
         best = np.concatenate([best, hashes[:limit]])
         places = np.concatenate([places, rows[:limit].astype(np.int64) + data.starts[number]])
@@ -72,7 +73,13 @@ class _Rows:
         try:
             shard = self.data.shard(self.number)
         except LfdataError as error:
-            return {"findings": [], "digests": b"", "texts": {}, "values": 0, "errors": [f"shard {self.number}: {error}"]}
+            return {
+                "findings": [],
+                "digests": b"",
+                "texts": {},
+                "values": 0,
+                "errors": [visible(f"shard {self.number}: {error}")],
+            }
         for start, stop in self._ranges():
             whole: list[list[bytes]] = [[] for _ in range(stop - start)]
             for ordinal, name in enumerate(self.data.schema):
@@ -150,8 +157,14 @@ class _Rows:
     def _find(self, check: str, field: str, row: int, detail: str) -> None:
         key = self.data.key_of(self.member, row)
         index = self.data.starts[self.number] + row
-        place = {"shard": self.number, "file": self.member.file, "row": row, "index": index, "key": None if key is None else key_text(key)}
-        self.findings.append({"check": check, "field": field, **place, "detail": detail})
+        place = {
+            "shard": self.number,
+            "file": self.member.file,
+            "row": row,
+            "index": index,
+            "key": None if key is None else key_text(key),
+        }
+        self.findings.append({"check": check, "field": field, **place, "detail": visible(detail)})
 
 
 def look(kind: str, value: Any) -> Iterator[tuple[str, str]]:

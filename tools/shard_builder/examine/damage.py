@@ -6,7 +6,16 @@ from typing import Any
 
 import msgspec
 
-from lfdata.errors import ChangedError, FormatError, LfdataError, LimitError, SampleError, StorageError, TruncatedError, VersionError
+from lfdata.errors import (
+    ChangedError,
+    FormatError,
+    LfdataError,
+    LimitError,
+    SampleError,
+    StorageError,
+    TruncatedError,
+    VersionError,
+)
 from shard_builder.examine.opened import DataSet, Member
 from shard_builder.examine.text import key_text, visible
 
@@ -76,10 +85,10 @@ def code_of(error: BaseException) -> str:
 def reason_of(error: BaseException) -> str:
     """What is wrong, without the place."""
     if isinstance(error, (FormatError, SampleError, StorageError)):
-        return error.reason
+        return visible(error.reason)
     if isinstance(error, LfdataError):
-        return str(error)
-    return " ".join(f"{type(error).__name__}: {error}".split())
+        return visible(str(error))
+    return visible(" ".join(f"{type(error).__name__}: {error}".split()))
 
 
 def of_error(member: Member, error: BaseException, **where: Any) -> Damage:
@@ -96,7 +105,8 @@ def place(data: DataSet, member: Member, row: int) -> dict[str, Any]:
 
 
 class DamageList:
-    """Faults in the order found, without repetitions, neighbours joined; at most :data:`MAX_LISTED` are kept, all are counted."""
+    """Faults in the order found, without repetitions, neighbours joined; at most :data:`MAX_LISTED` are kept, all are
+    counted."""
 
     def __init__(self) -> None:
         self.listed: list[Damage] = []

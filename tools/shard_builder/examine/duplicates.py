@@ -41,7 +41,7 @@ class Buckets:
         for number in np.unique(bucket).tolist():
             file = self._files.get(number)
             if file is None:
-                file = self._files[number] = tempfile.SpooledTemporaryFile(SPOOL_BYTES)
+                file = self._files[number] = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115  closed by __exit__
             file.write(table[bucket == number].tobytes())
 
     def groups(self) -> Iterator[tuple[int, NDArray[np.int64]]]:

@@ -35,8 +35,8 @@ class Member:
         return self.sidecar.file if self.sidecar else self.base.file
 
     @property
-    def bytes(self) -> int:
-        """Its size."""
+    def size(self) -> int:
+        """Its size in bytes."""
         return self.sidecar.bytes if self.sidecar else self.base.bytes
 
     @property

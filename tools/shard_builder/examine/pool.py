@@ -1,6 +1,7 @@
 """Runs tasks over shards in worker processes that may die or hang, and names the value that did it.
 
-A worker notes in a shared page which row and field it is about to decode. When it dies, or the page stands still for too long, the value is known at once: it is
+A worker notes in a shared page which row and field it is about to decode. When it dies, or the page stands still for too
+long, the value is known at once: it is
 reported, and the rest of the task runs again without it.
 """
 
@@ -119,7 +120,11 @@ class Pool:
             command = [sys.executable, "-m", self._module, str(theirs.fileno()), str(page.fileno())]
             # One thread a worker: parallelism is between processes.
             environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno(), page.fileno()], env=environment, stdin=subprocess.DEVNULL)
+            # The same modules as here, wherever they were found.
+            environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+            process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno(), page.fileno()], env=environment, stdin=subprocess.DEVNULL
+            )
         worker = _Process(process, ours, note)
         self._workers.append(worker)
         ours.settimeout(START_SECONDS)

@@ -1,6 +1,7 @@
 """Exact order statistics of columns of any length in bounded memory.
 
-Values are mapped to unsigned 64-bit numbers in the same order; a percentile is then found 16 bits at a time by counting, in at most four passes.
+Values are mapped to unsigned 64-bit numbers in the same order; a percentile is then found 16 bits at a time by counting, in
+at most four passes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def summarise(chunks: Chunks) -> dict[str, Any]:
     Percentiles are nearest-rank: the smallest value that at least p % of the values do not exceed.
 
     Returns:
-        ``{"count", "nonfinite"?, "min", "p1", "p5", "p50", "p95", "p99", "max", "mean"}``; only the counts if there is no finite value.
+        ``{"count", "nonfinite"?, "min", "p1", "p5", "p50", "p95", "p99", "max", "mean"}``; only the counts if there is no
+        finite value.
     """
     count = nonfinite = 0
     sums: list[float] = []
@@ -43,7 +45,12 @@ def summarise(chunks: Chunks) -> dict[str, Any]:
         return found
     ranks = [0, *(max(0, math.ceil(p / 100 * count) - 1) for p in PERCENTILES), count - 1]
     low, *middle, high = (_value(number, kind) for number in select(chunks, count, ranks))
-    return found | {"min": low} | {f"p{p}": v for p, v in zip(PERCENTILES, middle, strict=True)} | {"max": high, "mean": math.fsum(sums) / count}
+    return (
+        found
+        | {"min": low}
+        | {f"p{p}": v for p, v in zip(PERCENTILES, middle, strict=True)}
+        | {"max": high, "mean": math.fsum(sums) / count}
+    )
 
 
 def select(chunks: Chunks, count: int, ranks: Sequence[int]) -> list[int]:

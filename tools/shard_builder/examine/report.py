@@ -60,9 +60,15 @@ def _print_content(content: dict[str, Any], echo: Echo) -> None:
             echo(f"  {_place(example)}: {visible(example['detail'])}")
         _more(found["count"], len(found["examples"]), echo)
     for found in content["duplicates"]:
-        echo(f"duplicates: {found['groups']:,} groups, {found['redundant']:,} values too many, field {visible(found['field'])!r}")
+        echo(
+            f"duplicates: {found['groups']:,} groups, {found['redundant']:,} values too many, field {visible(found['field'])!r}"
+        )
         for group in found["examples"][:_SHOWN_EXAMPLES]:
-            echo(f"  {group['count']:,} equal: " + "; ".join(_place(sample) for sample in group["samples"][:4]) + ("; ..." if group["count"] > 4 else ""))
+            echo(
+                f"  {group['count']:,} equal: "
+                + "; ".join(_place(sample) for sample in group["samples"][:4])
+                + ("; ..." if group["count"] > 4 else "")
+            )
         _more(found["groups"], len(found["examples"]), echo)
     if not content["findings"] and not content["duplicates"]:
         echo("nothing black, white, silent, empty or duplicate")
@@ -114,13 +120,17 @@ def print_file(result: dict[str, Any], echo: Echo) -> None:
     version = ".".join(map(str, header["version"]))
     echo(f"{visible(result['path'])}: {result['type']}, lfdata {version}, {header['rows']:,} rows, {header['bytes']:,} bytes")
     part = "" if result["type"] != "sidecar" else f", part {header['part_id']}"
-    echo(f"shard id {header['shard_id']}{part}, features {header['required_features']:#x} required, {header['optional_features']:#x} optional")
+    features = f"{header['required_features']:#x} required, {header['optional_features']:#x} optional"
+    echo(f"shard id {header['shard_id']}{part}, features {features}")
     echo(f"{'section':<8} {'offset':>14} {'bytes':>14} {'count':>12}  {'element':<8} field, role")
     for section in result["sections"]:
-        name = "" if section["field"] is None else visible(section["field"]) + (f", {section['role']}" if section["role"] else "")
+        name = (
+            "" if section["field"] is None else visible(section["field"]) + (f", {section['role']}" if section["role"] else "")
+        )
         if section["type"] == "GRUP":
             name = f"rows {section['first']} to {section['first'] + section['count'] - 1}"
-        echo(f"{visible(section['type']):<8} {section['offset']:>14} {section['bytes']:>14} {section['count']:>12}  {section['element']:<8} {name}".rstrip())
+        numbers = f"{section['offset']:>14} {section['bytes']:>14} {section['count']:>12}"
+        echo(f"{visible(section['type']):<8} {numbers}  {section['element']:<8} {name}".rstrip())
     for field, size in result["dictionaries"].items():
         echo(f"dictionary of {visible(field)}: {size:,} bytes")
     echo(f"META: {visible(_compact(result['meta']))}")

@@ -103,7 +103,11 @@ def _value(reader: FieldReader, ordinal: int, row: int) -> Value:
 def describe(sample: Sample) -> dict[str, Any]:
     """A sample as JSON-able data: large values summarised, text and json in full."""
     key = sample.key
-    place = {"index": sample.index, "key": None if key is None else key_text(key), "key_hex": None if key is None else key.hex()}
+    place = {
+        "index": sample.index,
+        "key": None if key is None else key_text(key),
+        "key_hex": None if key is None else key.hex(),
+    }
     fields = {value.name: describe_value(value) for value in sample.values}
     return {**place, "shard": sample.shard, "file": sample.file, "row": sample.row, "error": sample.error, "fields": fields}
 
@@ -154,10 +158,11 @@ def codec_name(sizes: dict[str, Any]) -> str:
 
 
 def extract(sample: Sample, directory: Path) -> list[Path]:
-    """Write a sample's stored values as files, and ``sample-INDEX.json`` that says which is which. Names never come from the data.
+    """Write a sample's stored values as files, and ``sample-INDEX.json`` that says which is which. Names never come from the
+    data.
 
-    Pictures and byte strings are written as stored; audio gets a WAV header, arrays and raw pixels a NumPy one, json is decoded; token ids are
-    little-endian numbers. Absent and damaged values and scalars have no file.
+    Pictures and byte strings are written as stored; audio gets a WAV header, arrays and raw pixels a NumPy one, json is
+    decoded; token ids are little-endian numbers. Absent and damaged values and scalars have no file.
 
     Raises:
         OptionError: a file is there already. StorageError: it cannot be written.
@@ -199,7 +204,11 @@ def _as_file(value: Value) -> tuple[str, Any] | None:
         case "array":
             return ("bin", value.payload) if value.error else ("npy", _npy(value.value))
         case "json":
-            return ("zst", value.payload) if value.error else ("json", msgspec.json.format(msgspec.json.encode(value.value), indent=2))
+            return (
+                ("zst", value.payload)
+                if value.error
+                else ("json", msgspec.json.format(msgspec.json.encode(value.value), indent=2))
+            )
         case "text":
             return "txt", value.payload
     return "bin", value.payload

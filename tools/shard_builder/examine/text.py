@@ -11,10 +11,14 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def visible(text: str) -> str:
-    """``text`` with every character that a terminal would obey, hide or reorder by written as an escape (``\\x1b``, ``\\u202e``)."""
+    """``text`` with every character that a terminal would obey, hide or reorder by written as an escape (``\\x1b``,
+    ``\\u202e``)."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(c if unicodedata.category(c) not in _HIDDEN else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)
+    return "".join(
+        c if unicodedata.category(c) not in _HIDDEN else c.encode("unicode_escape", "surrogatepass").decode("ascii")
+        for c in text
+    )
 
 
 def key_text(key: bytes) -> str:

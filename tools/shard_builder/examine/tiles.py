@@ -66,7 +66,9 @@ class Font:
         if len(result) > lines:
             result = result[:lines]
             last = result[-1]
-            result[-1] = (last[: max(0, self._fitting(last + "\u2026", width) - 1)] if self._length(last + "\u2026") > width else last) + self.safe("\u2026")
+            result[-1] = (
+                last[: max(0, self._fitting(last + "\u2026", width) - 1)] if self._length(last + "\u2026") > width else last
+            ) + self.safe("\u2026")
         return result
 
     def _fitting(self, text: str, width: int) -> int:
@@ -82,14 +84,17 @@ class Font:
 
 
 def draw_tile(sample: Sample, size: int, font: Font, field: str | None = None) -> Image.Image:
-    """A picture of a sample, ``size`` x ``size`` RGB: its image, else waveform, text, json, or whatever it has; a red tile for a fault."""
+    """A picture of a sample, ``size`` x ``size`` RGB: its image, else waveform, text, json, or whatever it has; a red tile
+    for a fault."""
     if sample.error:
         return fault_tile(f"index {sample.index}: {sample.error}", size, font)
     value = _chosen(sample, field)
     if value is None:
         return text_tile(["no value"] if field is None else [f"no {field!r}"], size, font)
     if value.error:
-        return fault_tile(f"index {sample.index}, {sample.file} row {sample.row}, field {value.name!r}: {value.error}", size, font)
+        return fault_tile(
+            f"index {sample.index}, {sample.file} row {sample.row}, field {value.name!r}: {value.error}", size, font
+        )
     match value.kind:
         case "image":
             return picture_tile(value.value, size)
@@ -119,7 +124,10 @@ def _lines(value: Value) -> list[str]:
         case "bytes":
             return [f"{len(data)} bytes", bytes(data[:64]).hex(" ")]
         case "array":
-            return [f"{data.dtype.name} {'x'.join(map(str, data.shape))}", " ".join(f"{x:.4g}" for x in data.ravel()[:32].tolist())]
+            return [
+                f"{data.dtype.name} {'x'.join(map(str, data.shape))}",
+                " ".join(f"{x:.4g}" for x in data.ravel()[:32].tolist()),
+            ]
     return [f"{value.name}: {data}"]
 
 
@@ -143,7 +151,9 @@ def caption(sample: Sample) -> str:
     return "(key unreadable)" if sample.key is None else key_text(sample.key)
 
 
-def text_tile(lines: list[str], size: int, font: Font, paper: tuple[int, int, int] = PAPER, ink: tuple[int, int, int] = INK) -> Image.Image:
+def text_tile(
+    lines: list[str], size: int, font: Font, paper: tuple[int, int, int] = PAPER, ink: tuple[int, int, int] = INK
+) -> Image.Image:
     """Text on a tile."""
     tile = Image.new("RGB", (size, size), paper)
     draw = ImageDraw.Draw(tile)
@@ -161,7 +171,8 @@ def fault_tile(reason: str, size: int, font: Font) -> Image.Image:
 
 
 def picture_tile(pixels: NDArray[Any], size: int) -> Image.Image:
-    """A picture (H x W x C, uint8 or uint16) fitted into a tile; 16 bit stretched over its own range, alpha over a checkerboard."""
+    """A picture (H x W x C, uint8 or uint16) fitted into a tile; 16 bit stretched over its own range, alpha over a
+    checkerboard."""
     # Far more pixels than the tile shows are thinned out first: the work is bounded by the tile.
     step = max(1, min(pixels.shape[:2]) // (8 * size))
     pixels = pixels[::step, ::step]
@@ -189,7 +200,8 @@ def _eight(values: NDArray[Any], *, stretch: bool) -> NDArray[np.uint8]:
     low, high = (int(values.min()), int(values.max())) if stretch else (0, 65535)
     if high == low:
         low, high = 0, 65535
-    return np.rint((values.astype(np.float32) - low) * (255.0 / (high - low))).astype(np.uint8)
+    scaled: NDArray[np.uint8] = np.rint((values.astype(np.float32) - low) * (255.0 / (high - low))).astype(np.uint8)
+    return scaled
 
 
 def _rgb(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -203,7 +215,8 @@ def checkerboard(size: tuple[int, int]) -> Image.Image:
 
 
 def wave_tile(samples: NDArray[np.int16], size: int) -> Image.Image:
-    """The waveform of a recording (frames x channels): the range of the samples at every pixel column, channels one below the other."""
+    """The waveform of a recording (frames x channels): the range of the samples at every pixel column, channels one below the
+    other."""
     tile = Image.new("RGB", (size, size), PAPER)
     draw = ImageDraw.Draw(tile)
     shown = samples[:, : max(1, size // 16)]
@@ -216,6 +229,9 @@ def wave_tile(samples: NDArray[np.int16], size: int) -> Image.Image:
         middle = (channel + 0.5) * height
         for number in range(len(edges)):
             x = int(number * size / len(edges))
-            top, bottom = middle - highs[number, channel] / 32768 * height / 2, middle - lows[number, channel] / 32768 * height / 2
+            top, bottom = (
+                middle - highs[number, channel] / 32768 * height / 2,
+                middle - lows[number, channel] / 32768 * height / 2,
+            )
             draw.line([(x, top), (x, max(bottom, top + 1))], fill=WAVE)
     return tile

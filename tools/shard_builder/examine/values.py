@@ -43,7 +43,8 @@ class Located:
 class FieldReader:
     """Reads a field of an open file.
 
-    Raises :class:`lfdata.errors.FormatError` for damage and :class:`lfdata.errors.SampleError` for payloads that cannot be decoded.
+    Raises :class:`lfdata.errors.FormatError` for damage and :class:`lfdata.errors.SampleError` for payloads that cannot be
+    decoded.
     """
 
     def __init__(self, file: ShardFile, name: str) -> None:
@@ -103,6 +104,7 @@ class FieldReader:
             return []
         begin, number = int(first[0]), int(count[0])
         if begin > entry.count or number > entry.count - begin:
-            raise CorruptError(self.file.name, entry.offset, f"field {self.name!r}, row {row}: its auxiliary numbers lie outside their column")
+            raise CorruptError(
+                self.file.name, entry.offset, f"field {self.name!r}, row {row}: its auxiliary numbers lie outside their column"
+            )
         return [int(x) for x in self.file.take(entry, np.arange(begin, begin + number))]
-

@@ -1,6 +1,7 @@
 """A process of :class:`shard_builder.examine.pool.Pool`: opens the data set and answers tasks.
 
-Started as ``python -m shard_builder.examine.worker CONNECTION PAGE`` (two inherited descriptors); speaks :mod:`shard_builder.wire`.
+Started as ``python -m shard_builder.examine.worker CONNECTION PAGE`` (two inherited descriptors); speaks
+:mod:`shard_builder.wire`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import mmap
+import os
 import signal
 import socket
 import sys
@@ -18,6 +20,7 @@ from lfdata.errors import LfdataError
 from shard_builder import wire
 from shard_builder.examine.opened import DataSet
 from shard_builder.examine.pool import NOTE
+from shard_builder.examine.text import visible
 
 _PR_SET_PDEATHSIG = 1
 
@@ -57,7 +60,7 @@ class Progress:
 
 def open_setup(setup: dict[str, Any]) -> DataSet | None:
     """The data set a worker works on; ``None`` for a file so damaged that only its structure can be checked."""
-    return DataSet.open(Path(setup["path"])) if setup["readable"] else None
+    return DataSet.open(Path(os.fsdecode(setup["path"]))) if setup["readable"] else None
 
 
 def serve(connection: socket.socket, page: mmap.mmap | None) -> None:
@@ -66,7 +69,7 @@ def serve(connection: socket.socket, page: mmap.mmap | None) -> None:
     try:
         data = open_setup(setup)
     except LfdataError as error:
-        wire.send(connection, {"fatal": str(error)})
+        wire.send(connection, {"fatal": visible(str(error))})
         return
     wire.send(connection, {"ready": True})
     progress = Progress(page)

@@ -15,6 +15,7 @@ from lfdata.format.files import LocalFile
 from lfdata.format.reader import ShardFile
 from shard_builder.examine.opened import DataSet, is_data_set
 from shard_builder.examine.report import print_file, print_set
+from shard_builder.examine.text import visible
 
 _KINDS = {layout.KIND_BASE: "base shard", layout.KIND_SIDECAR: "sidecar", layout.KIND_INDEX: "consolidated index"}
 
@@ -23,8 +24,9 @@ def inspect(path: str | Path) -> dict[str, Any]:
     """Describe a data set (by its manifest) or one shard, sidecar or index file (by its header, directory and META).
 
     Returns:
-        JSON-able. A data set: ``type`` (``"data set"``), ``rows``, ``shards`` (list), ``fields``, ``bytes`` (shards by the manifest, on disk, index), ``bytes_a_sample``,
-        ``statistics``, ``provenance``, ``index`` (state: absent, present, foreign, damaged). A file: ``type``, ``header``, ``sections``, ``meta``.
+        JSON-able. A data set: ``type`` (``"data set"``), ``rows``, ``shards`` (list), ``fields``, ``bytes`` (shards by the
+        manifest, on disk, index), ``bytes_a_sample``, ``statistics``, ``provenance``, ``index`` (state: absent, present,
+        foreign, damaged). A file: ``type``, ``header``, ``sections``, ``meta``.
 
     Raises:
         LfdataError: nothing there, or damaged beyond reading.
@@ -35,7 +37,7 @@ def inspect(path: str | Path) -> dict[str, Any]:
 
 def _data_set(data: DataSet) -> dict[str, Any]:
     manifest = data.manifest
-    expected = sum(member.bytes for member in data.members)
+    expected = sum(member.size for member in data.members)
     shards, on_disk = [], 0
     for number, shard in enumerate(manifest.shards):
         found = {name: _size(data.path / name) for name in (shard.file, *(sidecar.file for sidecar in shard.sidecars))}
@@ -45,7 +47,7 @@ def _data_set(data: DataSet) -> dict[str, Any]:
         shards.append({**msgspec.to_builtins(shard), "first": first, "stop": data.starts[number + 1], "missing": missing})
     return {
         "type": "data set",
-        "path": str(data.path),
+        "path": visible(str(data.path)),
         "version": list(manifest.version),
         "rows": manifest.rows,
         "fields": msgspec.to_builtins(manifest.fields),
@@ -71,9 +73,9 @@ def _index(data: DataSet) -> dict[str, Any]:
     try:
         data.open_index()
     except ChangedError as error:
-        return {"state": "foreign", "reason": f"it belongs to other shards and is not used: {error.reason}"}
+        return {"state": "foreign", "reason": f"it belongs to other shards and is not used: {visible(error.reason)}"}
     except LfdataError as error:
-        return {"state": "damaged", "reason": f"it is not used: {error}"}
+        return {"state": "damaged", "reason": f"it is not used: {visible(str(error))}"}
     return {"state": "present", "reason": ""}
 
 
@@ -112,7 +114,14 @@ def _file(path: Path) -> dict[str, Any]:
     }
     dictionaries = {name: len(dictionary) for name, dictionary in opened.dictionaries.items()}
     meta = msgspec.to_builtins(opened.meta)
-    return {"type": _KINDS[identity.kind], "path": str(path), "header": header, "sections": sections, "dictionaries": dictionaries, "meta": meta}
+    return {
+        "type": _KINDS[identity.kind],
+        "path": visible(str(path)),
+        "header": header,
+        "sections": sections,
+        "dictionaries": dictionaries,
+        "meta": meta,
+    }
 
 
 @click.command("inspect", short_help="Schema, counts, sizes and provenance.")

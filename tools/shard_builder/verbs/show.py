@@ -43,7 +43,8 @@ def contact_sheet(
         tile: pixels a side. field: what to draw; the image by default, else sound, text, json. font: a font file for captions.
 
     Returns:
-        The PNG, and the samples that could not be shown: dicts with ``index``, ``shard``, ``file``, ``row``, ``key``, ``reason``.
+        The PNG, and the samples that could not be shown: dicts with ``index``, ``shard``, ``file``, ``row``, ``key``,
+        ``reason``.
 
     Raises:
         LfdataError: no data set. OptionError: a sample or field it does not have, or a sheet that would be too large.
@@ -79,7 +80,9 @@ def _font(tile: int, path: Path | None) -> Font:
         raise OptionError(f"{path}: not a font that can be read: {error}") from error
 
 
-def _draw_cell(sheet: Image.Image, at: tuple[int, int], sample: Sample, tile: int, font: Font, field: str | None) -> list[dict[str, Any]]:
+def _draw_cell(
+    sheet: Image.Image, at: tuple[int, int], sample: Sample, tile: int, font: Font, field: str | None
+) -> list[dict[str, Any]]:
     sheet.paste(draw_tile(sample, tile, font, field), at)
     draw = ImageDraw.Draw(sheet)
     for number, line in enumerate(font.wrap(f"#{sample.index} {caption(sample)}", tile, CAPTION_LINES)):
@@ -140,20 +143,44 @@ def _indices(_: click.Context, __: click.Parameter, text: str | None) -> list[in
 
 @click.command("show", short_help="A contact sheet of many samples, or one in full.")
 @click.argument("dataset", type=click.Path(path_type=Path))
-@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), default=Path("contact.png"), show_default=True, help="PNG to write.")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("contact.png"),
+    show_default=True,
+    help="PNG to write.",
+)
 @click.option("--count", type=click.IntRange(1), default=24, show_default=True, help="Number of samples.")
 @click.option("--start", type=click.IntRange(0), default=0, show_default=True, help="Index of the first.")
 @click.option("--indices", callback=_indices, help="These samples instead, such as 0,5,10-19.")
 @click.option("--columns", type=click.IntRange(1), default=None, help="Tiles a row.")
 @click.option("--tile", type=click.IntRange(32, 2048), default=192, show_default=True, help="Pixels a side of a tile.")
 @click.option("--field", default=None, help="Field to draw; the image by default, else sound, text, json.")
-@click.option("--font", type=click.Path(path_type=Path, exists=True, dir_okay=False), default=None, help="Font file for captions.")
+@click.option(
+    "--font", type=click.Path(path_type=Path, exists=True, dir_okay=False), default=None, help="Font file for captions."
+)
 @click.option("--sample", "index", type=int, default=None, help="Print this sample in full instead.")
 @click.option("--key", default=None, help="Print the sample with this key in full instead.")
-@click.option("--extract", "directory", type=click.Path(path_type=Path, file_okay=False), default=None, help="With --sample or --key: write its values as files.")
+@click.option(
+    "--extract",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="With --sample or --key: write its values as files.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.pass_context
-def command(ctx: click.Context, dataset: Path, index: int | None, key: str | None, directory: Path | None, as_json: bool, **sheet: Any) -> None:
+def command(
+    ctx: click.Context,
+    /,
+    dataset: Path,
+    index: int | None,
+    key: str | None,
+    directory: Path | None,
+    as_json: bool,
+    **sheet: Any,
+) -> None:
     """Draw samples of DATASET as a contact sheet, or print one (--sample, --key) in full.
 
     Exit status: 0, or 1 if a sample could not be read or decoded.
@@ -176,7 +203,8 @@ def _sheet(dataset: Path, as_json: bool, *, output: Path, indices: list[int] | N
     click.echo(visible(str(output)))
     for fault in faults:
         field = f", field {visible(fault['field'])!r}" if "field" in fault else ""
-        click.echo(f"bad: index {fault['index']} ({visible(fault['file'])} row {fault['row']}, key {fault['key']!r}){field}: {fault['reason']}", err=True)
+        place = f"index {fault['index']} ({visible(fault['file'])} row {fault['row']}, key {fault['key']!r})"
+        click.echo(f"bad: {place}{field}: {fault['reason']}", err=True)
     return bool(faults)
 
 

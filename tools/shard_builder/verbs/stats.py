@@ -18,7 +18,7 @@ from shard_builder.examine.duplicates import Buckets
 from shard_builder.examine.opened import DataSet, is_data_set
 from shard_builder.examine.pool import Failure, Pool, Task
 from shard_builder.examine.report import print_stats
-from shard_builder.examine.text import key_text
+from shard_builder.examine.text import key_text, visible
 
 RANGE_BYTES = 32 << 20
 RANGE_ROWS = 1024
@@ -47,13 +47,15 @@ def stats(
 
     Args:
         path: directory or manifest.
-        content: decode values and look at them. limit: only so many samples, chosen by their keys (the same for any order of samples).
+        content: decode values and look at them. limit: only so many samples, chosen by their keys (the same for any order of
+            samples).
         listed: examples kept of each finding; all are counted.
         workers: processes; the cores this process may use, by default. timeout: seconds one value may take.
 
     Returns:
-        JSON-able: ``rows``, ``shards``, ``fields`` (by name: kind, present, absent, columns, counts), ``content`` (``None`` without:
-        ``samples`` looked at, ``findings`` by check and field with ``count`` and ``examples``, ``texts`` by field, ``duplicates`` by field), ``errors``.
+        JSON-able: ``rows``, ``shards``, ``fields`` (by name: kind, present, absent, columns, counts), ``content`` (``None``
+        without: ``samples`` looked at, ``findings`` by check and field with ``count`` and ``examples``, ``texts`` by field,
+        ``duplicates`` by field), ``errors``.
 
     Raises:
         FormatError: no data set. OptionError: a path to a single file.
@@ -62,8 +64,14 @@ def stats(
         raise OptionError(f"{path}: statistics are of a data set; give its directory")
     data = DataSet.open(Path(path))
     count = workers or len(os.sched_getaffinity(0))
-    setup = {"path": str(path), "readable": True}
-    result: dict[str, Any] = {"path": str(path), "rows": data.manifest.rows, "shards": len(data.manifest.shards), "fields": {}, "content": None}
+    setup = {"path": os.fsencode(path), "readable": True}
+    result: dict[str, Any] = {
+        "path": visible(str(path)),
+        "rows": data.manifest.rows,
+        "shards": len(data.manifest.shards),
+        "fields": {},
+        "content": None,
+    }
     errors: list[str] = []
     with Pool(count, setup, timeout, worker_module) as pool:
         for task, answers, failures in pool.run({"op": "columns", "field": name} for name in data.schema):
@@ -74,7 +82,7 @@ def stats(
         if content:
             with Buckets() as buckets:
                 result["content"] = _Content(data, pool, buckets, limit, listed, errors).run(progress)
-    return result | {"errors": list(dict.fromkeys(errors))}
+    return result | {"errors": [visible(error) for error in dict.fromkeys(errors)]}
 
 
 class _Content:
@@ -155,13 +163,23 @@ class _Content:
             self.errors.append(f"shard {task['shard']}, rows {task['start']} to {task['stop'] - 1}: {failure.reason}")
             return
         field = list(self.data.schema)[failure.field] if failure.field < len(self.data.schema) else "?"
-        self._find("undecodable", field, self._place(self.data.starts[task["shard"]] + failure.row) | {"detail": f"{failure.reason} [{failure.code}]"})
+        self._find(
+            "undecodable",
+            field,
+            self._place(self.data.starts[task["shard"]] + failure.row) | {"detail": f"{failure.reason} [{failure.code}]"},
+        )
 
     def _place(self, index: int) -> dict[str, Any]:
         member = member_of(self.data, index)
         row = index - self.data.starts[member.number]
         key = self.data.key_of(member, row)
-        return {"shard": member.number, "file": member.file, "row": row, "index": index, "key": None if key is None else key_text(key)}
+        return {
+            "shard": member.number,
+            "file": member.file,
+            "row": row,
+            "index": index,
+            "key": None if key is None else key_text(key),
+        }
 
     def _duplicates(self) -> list[dict[str, Any]]:
         """By field: groups of equal values, how many values are redundant, and the groups that begin first."""
@@ -187,7 +205,10 @@ class _Content:
 def _top(table: dict[str, int] | None) -> dict[str, Any]:
     if table is None:
         return {"distinct": f"more than {MAX_TEXTS}", "top": []}
-    return {"distinct": len(table), "top": [list(pair) for pair in sorted(table.items(), key=lambda pair: (-pair[1], pair[0]))[:TOP_TEXTS]]}
+    return {
+        "distinct": len(table),
+        "top": [list(pair) for pair in sorted(table.items(), key=lambda pair: (-pair[1], pair[0]))[:TOP_TEXTS]],
+    }
 
 
 @click.command("stats", short_help="Distributions of every field, and samples that look wrong.")
@@ -196,13 +217,27 @@ def _top(table: dict[str, int] | None) -> dict[str, Any]:
 @click.option("--limit", type=click.IntRange(1), default=None, help="Look at so many samples only, chosen by their keys.")
 @click.option("--list", "listed", type=click.IntRange(0), default=LISTED, show_default=True, help="Examples of each finding.")
 @click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0: the cores available.")
-@click.option("--timeout", type=click.FloatRange(0.1), default=VALUE_SECONDS, show_default=True, help="Seconds one value may take to decode.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.1),
+    default=VALUE_SECONDS,
+    show_default=True,
+    help="Seconds one value may take to decode.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.pass_context
 def command(
-    ctx: click.Context, dataset: Path, content: bool, limit: int | None, listed: int, workers: int, timeout: float, as_json: bool
+    ctx: click.Context,
+    dataset: Path,
+    content: bool,
+    limit: int | None,
+    listed: int,
+    workers: int,
+    timeout: float,
+    as_json: bool,
 ) -> None:
-    """Show distributions of sizes and scalars of DATASET (from its index columns), and look through its values for black, white, constant,
+    """Show distributions of sizes and scalars of DATASET (from its index columns), and look through its values for black,
+    white, constant,
     silent, clipped, empty, NaN, undecodable and duplicate ones.
 
     Exit status: 0, or 1 if part of the data set could not be read (`shard-builder verify` says more).

@@ -78,12 +78,12 @@ def verify(
         LfdataError: there is nothing to check: no such path, or no manifest.
     """
     path = Path(path)
-    report = VerifyReport(str(path), quick)
+    report = VerifyReport(visible(str(path)), quick)
     found = DamageList()
     plan = _plan(path, quick, found)
     report.files = sum(task["op"] == "file" for task in plan.tasks)
     report.rows = plan.data.manifest.rows if plan.data else 0
-    setup = {"path": str(path), "readable": plan.data is not None}
+    setup = {"path": os.fsencode(path), "readable": plan.data is not None}
     count = max(1, min(workers or len(os.sched_getaffinity(0)), len(plan.tasks)))
     with Pool(count, setup, timeout, worker_module) as pool:
         for done, (task, answers, failures) in enumerate(pool.run(iter(plan.tasks)), 1):
@@ -100,7 +100,9 @@ def verify(
             if progress:
                 progress(done, len(plan.tasks))
     report.damaged, report.warnings, report.unlisted = found.damaged, found.warnings, found.unlisted
-    report.damage = sorted(found.listed, key=lambda d: (d.shard if d.shard is not None else -1, d.file, -1 if d.row is None else d.row))
+    report.damage = sorted(
+        found.listed, key=lambda d: (d.shard if d.shard is not None else -1, d.file, -1 if d.row is None else d.row)
+    )
     return report
 
 
@@ -113,7 +115,7 @@ class _Plan:
     def file_of(self, task: Task) -> str:
         """The file a task is about."""
         if "path" in task:
-            return Path(task["path"]).name
+            return visible(os.fsdecode(os.path.basename(task["path"])))
         if "member" in task and self.data:
             return self.data.members[task["member"]].file
         return self.data.manifest.shards[task["shard"]].file if "shard" in task and self.data else MANIFEST
@@ -130,15 +132,17 @@ def _plan(path: Path, quick: bool, found: DamageList) -> _Plan:
     except CorruptError as error:
         # Damaged, but there: the shards can still be checked, each by itself.
         found.add(Damage(MANIFEST, code_of(error), error.reason, offset=error.offset))
-        files = sorted(entry.path for entry in os.scandir(directory) if entry.name.endswith(".lfd") and not is_temporary(entry.name))
-        return _Plan(path, None, [_file_task({"path": name}, os.path.getsize(name)) for name in files])
+        files = sorted(
+            entry.path for entry in os.scandir(directory) if entry.name.endswith(".lfd") and not is_temporary(entry.name)
+        )
+        return _Plan(path, None, [_file_task({"path": os.fsencode(name)}, os.path.getsize(name)) for name in files])
     _strangers(data, found)
     _order(data, found)
     return _Plan(path, data, list(_tasks(data, quick, _index_usable(data, found))))
 
 
 def _plan_file(path: Path, quick: bool) -> _Plan:
-    tasks = [_file_task({"path": str(path)}, path.stat().st_size)]
+    tasks = [_file_task({"path": os.fsencode(path)}, path.stat().st_size)]
     try:
         data = DataSet.open(path)
     except FormatError:
@@ -155,9 +159,9 @@ def _tasks(data: DataSet, quick: bool, with_index: bool) -> Iterator[Task]:
     for number, member in enumerate(data.members):
         if not quick:
             yield {"op": "digest", "member": number}
-        yield _file_task({"member": number}, member.bytes)
+        yield _file_task({"member": number}, member.size)
     if with_index:
-        yield _file_task({"path": str(data.index_path)}, data.index_path.stat().st_size)
+        yield _file_task({"path": os.fsencode(data.index_path)}, data.index_path.stat().st_size)
         yield from ({"op": "index", "shard": number} for number in range(len(data.manifest.shards)))
     yield from _payload_tasks(data, quick)
     for low, high in ranges(data.manifest.rows):
@@ -168,10 +172,10 @@ def _payload_tasks(data: DataSet, quick: bool) -> Iterator[Task]:
     if quick:
         return
     for number, member in enumerate(data.members):
-        parts = -(-member.bytes // PART_BYTES)
+        parts = -(-member.size // PART_BYTES)
         yield from ({"op": "groups", "member": number, "part": part, "parts": parts} for part in range(parts))
         total = member.base.rows
-        step = max(1, min(RANGE_ROWS, RANGE_BYTES * total // max(1, member.bytes)))
+        step = max(1, min(RANGE_ROWS, RANGE_BYTES * total // max(1, member.size)))
         for start in range(0, total, step):
             yield {"op": "rows", "member": number, "start": start, "stop": min(start + step, total)}
 
@@ -181,9 +185,11 @@ def _strangers(data: DataSet, found: DamageList) -> None:
     known = {member.file for member in data.members}
     for entry in sorted(os.scandir(data.path), key=lambda entry: entry.name):
         if is_temporary(entry.name) or entry.name == ".work":
-            found.add(Damage(entry.name, "leftover", "left by an unfinished or running conversion", level="warning"))
+            found.add(Damage(visible(entry.name), "leftover", "left by an unfinished or running conversion", level="warning"))
         elif entry.name.endswith(".lfd") and entry.name not in known:
-            found.add(Damage(entry.name, "unknown-file", "a shard file that the manifest does not name", level="warning"))
+            found.add(
+                Damage(visible(entry.name), "unknown-file", "a shard file that the manifest does not name", level="warning")
+            )
 
 
 def _order(data: DataSet, found: DamageList) -> None:
@@ -235,7 +241,13 @@ def _failed(plan: _Plan, task: Task, failure: Failure) -> Damage:
 @click.argument("dataset", type=click.Path(path_type=Path))
 @click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0: the cores available.")
 @click.option("--quick", is_flag=True, help="Structure, sizes and index checks only: no payload, no digest.")
-@click.option("--timeout", type=click.FloatRange(0.1), default=VALUE_SECONDS, show_default=True, help="Seconds one value may take to decode.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.1),
+    default=VALUE_SECONDS,
+    show_default=True,
+    help="Seconds one value may take to decode.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.pass_context
 def command(ctx: click.Context, dataset: Path, workers: int, quick: bool, timeout: float, as_json: bool) -> None:
