@@ -9,8 +9,13 @@ from pathlib import Path
 from lfdata.errors import SampleError
 
 MAX_FILE_BYTES = 4 << 30
-_LFS_HEAD = b"version https://git-lfs.github.com/spec/"
+LFS_HEAD = b"version https://git-lfs.github.com/spec/"
 _LFS_MAX = 1024
+
+
+def show(path: bytes | str) -> str:
+    """A path or name as text for people and reports; bytes that are not UTF-8 come escaped."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def check_relative(path: str) -> None:
@@ -81,7 +86,7 @@ def _read(descriptor: int, path: str, limit: int) -> bytes:
 
 def refuse_pointer(data: bytes, path: str) -> None:
     """Raise :class:`SampleError` if ``data`` is a Git LFS pointer instead of the file it stands for."""
-    if len(data) < _LFS_MAX and data.startswith(_LFS_HEAD):
+    if len(data) < _LFS_MAX and data.startswith(LFS_HEAD):
         raise SampleError("lfs-pointer", "a Git LFS pointer, not the file itself: run git lfs pull", path=path)
 
 
