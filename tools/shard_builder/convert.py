@@ -14,13 +14,21 @@ from typing import Any
 import msgspec
 
 import lfdata
-from lfdata.codecs.base import Encoder
 from lfdata.codecs.dictionary import train_dictionary
 from lfdata.codecs.registry import library_versions
 from lfdata.errors import LfdataError, SampleError, SourceError, TargetExistsError
 from lfdata.format.durable import Files
 from lfdata.format.layout import MAJOR, MINOR
-from lfdata.format.meta import INDEX, MANIFEST, FieldMeta, Manifest, ShardEntry, encode_manifest, merge_statistics, read_manifest
+from lfdata.format.meta import (
+    INDEX,
+    MANIFEST,
+    FieldMeta,
+    Manifest,
+    ShardEntry,
+    encode_manifest,
+    merge_statistics,
+    read_manifest,
+)
 from shard_builder import report
 from shard_builder.consolidate import write_consolidated
 from shard_builder.journal import Journal, journal_path, work_directory
@@ -127,13 +135,12 @@ class _Conversion:
 
     # -- identity -----------------------------------------------------------------------------------------------------
 
-    def _provenance(self, plan: Plan, encoders: dict[str, Encoder]) -> dict[str, Any]:
+    def _provenance(self, plan: Plan) -> dict[str, Any]:
         dictionaries = {name: hashlib.sha256(data).hexdigest() for name, data in self.dictionaries.items()}
         return {
             "format": [MAJOR, MINOR],
             "library": {"lfdata": lfdata.__version__, **library_versions()},
             "options": self.options.layout(),
-            "fields": {name: {"kind": encoder.kind, "params": encoder.params} for name, encoder in encoders.items()},
             "source": self.source.describe() | {"fingerprint": plan.fingerprint, "records": plan.records},
             "notes": self.source.notes(),
             "dictionaries": dictionaries,
@@ -149,11 +156,12 @@ class _Conversion:
             self.dictionaries = self._train(plan)
         encoders = encoders_of(list(self.source.fields), self.dictionaries)
         self.fields = tuple(FieldMeta(name, encoder.kind, encoder.params) for name, encoder in encoders.items())
-        self.provenance = self._provenance(plan, encoders)
-        self.conversion = hashlib.sha256(msgspec.json.encode(self.provenance, order="sorted")).hexdigest()
+        self.provenance = self._provenance(plan)
+        identity = self.provenance | {"fields": msgspec.to_builtins(self.fields)}
+        self.conversion = hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()
         self.provenance["conversion"] = self.conversion
         if journal is not None:
-            self._same(entries[0])
+            self._same(entries[0], identity)
             return journal, entries[1:]
         if finished:
             if self.target.manifest_id() == self.conversion:
@@ -162,13 +170,13 @@ class _Conversion:
         if self.options.resume and (self.target.path / MANIFEST).exists():
             raise TargetExistsError(f"{self.target.path}: its manifest cannot be read; use --overwrite to start again")
         encoded = {name: base64.b64encode(data).decode() for name, data in self.dictionaries.items()}
-        head = {"conversion": self.conversion, "provenance": self.provenance, "dictionaries": encoded}
+        head = {"conversion": self.conversion, "identity": identity, "dictionaries": encoded}
         return Journal.create(self.files, self.target.path, head), []
 
-    def _same(self, head: dict[str, Any]) -> None:
+    def _same(self, head: dict[str, Any], identity: dict[str, Any]) -> None:
         if head.get("conversion") == self.conversion:
             return
-        before, now = head.get("provenance", {}), msgspec.json.decode(msgspec.json.encode(self.provenance))
+        before, now = head.get("identity", {}), msgspec.json.decode(msgspec.json.encode(identity))
         changed = sorted(_differences(before, now))
         raise TargetExistsError(
             f"{self.target.path}: the unfinished conversion was another one ({'; '.join(changed[:8])}). "
