@@ -81,8 +81,9 @@ class TarRules:
 class TarScan:
     """One pass over one tar."""
 
-    def __init__(self, unit: int, name: str, stream: ByteStream, rules: TarRules, notes: TarNotes) -> None:
-        self._unit, self._name, self._stream, self._rules, self._notes = unit, name, stream, rules, notes
+    def __init__(self, tar: int, unit: int, name: str, stream: ByteStream, rules: TarRules, notes: TarNotes) -> None:
+        self._tar, self._unit, self._name = tar, unit, name
+        self._stream, self._rules, self._notes = stream, rules, notes
         self._taken = {extension for column in rules.columns for extension in column}
         notes.taken |= self._taken
         self._grouper = Grouper(Splitter(rules.split, self._taken), rules.duplicates)
@@ -183,7 +184,7 @@ class TarScan:
                 continue
             if member.size > self._rules.max_member_bytes and group.problem is None:
                 limit = f"the limit is {self._rules.max_member_bytes} (option max_member_bytes)"
-                group.problem = ("size-limit", f"member {show(member.name)!r} of {member.size} bytes; {limit}")
+                group.problem = ("too-large", f"member {show(member.name)!r} of {member.size} bytes; {limit}")
             places.append((number, member.offset, member.size))
             size += member.size
             self._notes.present[number] += 1
@@ -192,7 +193,7 @@ class TarScan:
             return
         self._before = frozenset(number for number, _, _ in places)
         code, reason = group.problem or ("", "")
-        self._put(group.key, group.start, b"" if code else _encode((self._unit, group.start, places)), size, code, reason)
+        self._put(group.key, group.start, b"" if code else _encode((self._tar, group.start, places)), size, code, reason)
 
     def _put(self, key: bytes, start: int, locator: bytes, size: int, code: str, reason: str) -> None:
         data = _encode((not code, key, start, locator, size, code, reason))

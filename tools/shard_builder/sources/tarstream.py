@@ -106,7 +106,7 @@ class GzipStream:
     """A gzip file, decompressed in fixed steps, so that whoever reads it again gets exactly as far.
 
     Raises:
-        SampleError: from any method: ``truncated``, ``gzip`` (not gzip, or broken), ``gzip-crc``, ``trailing-data``, ``size-limit``.
+        SampleError: from any method: ``truncated``, ``gzip`` (not gzip, or broken), ``gzip-crc``, ``trailing-data``, ``too-large``.
     """
 
     def __init__(self, descriptor: int, limit: int) -> None:
@@ -137,7 +137,7 @@ class GzipStream:
             code = "gzip-crc" if "CRC" in str(error) or "length" in str(error) else "gzip"
             raise SampleError(code, f"the gzip stream is broken: {error}") from None
         if self._start + len(self._buffer) + len(data) > self._limit:
-            raise SampleError("size-limit", f"more than {self._limit} bytes when decompressed (option max_unpacked_bytes)")
+            raise SampleError("too-large", f"more than {self._limit} bytes when decompressed (option max_unpacked_bytes)")
         return data
 
     def _more(self) -> bool:

@@ -29,7 +29,7 @@ from shard_builder.sources.tarstream import GzipStream, TarFault, members
 
 _VALID = {
     "key_split": "|".join(SPLITS),
-    "duplicates": "|".join(DUPLICATE_MEMBERS),
+    "members": "|".join(DUPLICATE_MEMBERS),
     "no_end": "|".join(NO_END),
     "gunzip": "yes|no",
     "max_member_bytes": "<largest member read, such as 512M; default 4G>",
@@ -49,7 +49,7 @@ class WebDatasetSource:
         fields: the declared fields; a column is an extension, or several joined by ``;`` of which the first that is there counts.
             ``None``: guessed from the first samples (:mod:`shard_builder.sources.guess`).
         stage_dir: in a worker process: where :meth:`stage` was told to decompress to.
-        options: ``key_split``, ``duplicates`` (of members), ``no_end``, ``gunzip``, ``max_member_bytes``, ``max_unpacked_bytes``.
+        options: ``key_split``, ``members`` (``error``, ``first``, ``last``: two of one extension), ``no_end``, ``gunzip``, ``max_member_bytes``, ``max_unpacked_bytes``.
 
     Raises:
         SourceError: at once when a tar is missing or unreadable; from :meth:`scan` when a declared column is in no sample.
@@ -67,7 +67,7 @@ class WebDatasetSource:
         self._split = reader.choice("key_split", SPLITS, "first")
         self._unpacked = reader.size("max_unpacked_bytes", 256 << 30)
         self._limit = reader.size("max_member_bytes", 4 << 30)
-        self._duplicates = reader.choice("duplicates", DUPLICATE_MEMBERS, "error")
+        self._duplicates = reader.choice("members", DUPLICATE_MEMBERS, "error")
         self._no_end = reader.choice("no_end", NO_END, "check")
         self.fields: Sequence[FieldSpec] = self._guess() if fields is None else _check(fields)
         self._columns = [tuple(part.strip().lstrip(".").lower() for part in spec.column.split(";")) for spec in self.fields]
@@ -119,7 +119,7 @@ class WebDatasetSource:
             "fields": [msgspec.structs.asdict(spec) for spec in self.fields],
             "tars": self._tars.describe(),
             "key_split": self._split,
-            "duplicates": self._duplicates,
+            "members": self._duplicates,
             "no_end": self._no_end,
             "gunzip": self._gunzip,
             "limits": [self._limit, self._unpacked],
@@ -138,9 +138,11 @@ class WebDatasetSource:
         """Every sample, tar by tar, in the order of the tars. The records of one tar are spooled, beyond 8 MiB to disk."""
         self._notes = TarNotes()
         rules = TarRules(self._columns, self._split, self._duplicates, self._no_end, self._limit)
-        for unit in range(len(self._tars)):
-            with self._tars.stream(unit, self._unpacked) as stream:
-                yield from TarScan(unit, self._tars.name(unit), stream, rules, self._notes).run()
+        # A unit ends a segment. Only a compressed tar needs one of its own; shards may span plain ones.
+        units = any(self._tars.compressed(tar) for tar in range(len(self._tars)))
+        for tar in range(len(self._tars)):
+            with self._tars.stream(tar, self._unpacked) as stream:
+                yield from TarScan(tar, tar if units else 0, self._tars.name(tar), stream, rules, self._notes).run()
         if self._notes.groups:
             for spec, column in zip(self.fields, self._columns, strict=True):
                 if not self._notes.extensions.keys() & set(column):
@@ -251,7 +253,7 @@ def gunzip(data: bytes, limit: int) -> bytes:
             raise SampleError("gzip", f"the gzip member is broken: {error}") from None
         left -= len(part)
         if left < 0:
-            raise SampleError("size-limit", f"a gzip member of more than {limit} bytes when decompressed (option max_member_bytes)")
+            raise SampleError("too-large", f"a gzip member of more than {limit} bytes when decompressed (option max_member_bytes)")
         if not inflater.eof:
             raise SampleError("truncated", "the gzip member ends too early")
         parts.append(part)
