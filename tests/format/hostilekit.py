@@ -242,6 +242,11 @@ def damage_of(raw: bytes) -> list[Damage]:
     return list(verify_bytes(MemoryFile(raw), decoders=make_decoder))
 
 
+def is_damaged(raw: bytes) -> bool:
+    """Whether full verification finds anything; stops at the first finding."""
+    return next(verify_bytes(MemoryFile(raw), decoders=make_decoder), None) is not None
+
+
 def small_shard(seed: int = 0, rows: int = 5) -> bytes:
     """A base shard of a few KiB with every kind, absent and empty values and a duplicate."""
     from shardkit import AUDIO_PARAMS, array, audio, identity, plain, raw_image, scalar, tokens, write_shard
