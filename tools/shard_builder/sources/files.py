@@ -21,7 +21,8 @@ def show(path: bytes | str) -> str:
 def check_relative(path: str) -> None:
     """Refuse a path that could lead outside the root: absolute, with ``..``, or with a NUL. Raises :class:`SampleError`."""
     if not path or "\0" in path or path.startswith("/") or ".." in path.split("/"):
-        raise SampleError("outside-root", f"{path!r} is not a path below the root", path=path)
+        shown = show(path)
+        raise SampleError("outside-root", f"{shown!r} is not a path below the root; the option root=DIR sets the root", path=shown)
 
 
 def resolve_inside(root: Path, path: str) -> Path:
@@ -29,65 +30,98 @@ def resolve_inside(root: Path, path: str) -> Path:
     check_relative(path)
     try:
         real = os.path.realpath(root / path, strict=True)
-    except FileNotFoundError:
-        raise SampleError("missing-file", "no such file", path=path) from None
     except OSError as error:
-        # ELOOP, ENOTDIR, ENAMETOOLONG, EACCES: the path itself cannot be walked.
-        raise SampleError("unreadable", error.strerror or str(error), path=path) from error
-    base = os.path.realpath(root)
-    if os.path.commonpath([base, real]) != base:
-        raise SampleError("outside-root", "a link that leads outside the root", path=path)
+        raise _unreadable(error, path) from error
+    if not _is_below(real, os.path.realpath(root)):
+        raise SampleError("outside-root", "a link that leads outside the root", path=show(path))
     return Path(real)
+
+
+def _is_below(real: str, base: str) -> bool:
+    return real.startswith(base.rstrip("/") + "/") or real == base
+
+
+def size_inside(root: Path, path: str) -> int:
+    """Length in bytes of a regular file below ``root``. Raises :class:`SampleError` as :func:`read_file`."""
+    return _regular(resolve_inside(root, path), path).st_size
+
+
+def _regular(real: Path, path: str) -> os.stat_result:
+    try:
+        found = os.stat(real, follow_symlinks=False)
+    except OSError as error:
+        raise _unreadable(error, path) from error
+    if not stat.S_ISREG(found.st_mode):
+        raise SampleError("not-a-file", f"not a regular file but a {kind_of(found.st_mode)}", path=show(path))
+    return found
+
+
+def _unreadable(error: OSError, path: str) -> SampleError:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return SampleError("missing-file", f"no such file: {show(path)!r}", path=show(path))
+    # ELOOP, ENAMETOOLONG, EACCES, EIO: the path cannot be walked, or the file not be read.
+    return SampleError("unreadable", error.strerror or str(error), path=show(path))
 
 
 def read_file(root: Path, path: str, limit: int = MAX_FILE_BYTES) -> bytes:
     """Contents of a regular file below ``root``.
 
     Raises:
-        SampleError: outside the root, missing, not a regular file, unreadable, larger than ``limit``, changed while it was read, or a
-            Git LFS pointer.
+        SampleError: ``outside-root``, ``missing-file``, ``not-a-file``, ``unreadable``, ``too-large`` (more than ``limit`` bytes),
+            ``changed`` while it was read, ``lfs-pointer``.
     """
     real = resolve_inside(root, path)
+    _regular(real, path)  # before it is opened: opening a device can already do something
     try:
-        # Without O_NONBLOCK opening a FIFO would hang.
-        descriptor = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        raise SampleError("missing-file", "no such file", path=path) from None
+        # Should it have become a FIFO since, opening would hang without O_NONBLOCK.
+        descriptor = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
     except OSError as error:
-        raise SampleError("unreadable", error.strerror or str(error), path=path) from error
+        raise _unreadable(error, path) from error
     try:
+        _check_opened(descriptor, root, path)
         data = _read(descriptor, path, limit)
     except OSError as error:
-        raise SampleError("unreadable", error.strerror or str(error), path=path) from error
+        raise _unreadable(error, path) from error
     finally:
         os.close(descriptor)
     refuse_pointer(data, path)
     return data
 
 
+def _check_opened(descriptor: int, root: Path, path: str) -> None:
+    """Where the descriptor really is: a directory on the way may have become a link after the path was resolved."""
+    try:
+        real = os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return  # no /proc: the check of the resolved path stands alone
+    if not _is_below(real, os.path.realpath(root)):
+        raise SampleError("outside-root", "the file was replaced by a link that leads outside the root", path=show(path))
+
+
 def _read(descriptor: int, path: str, limit: int) -> bytes:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
-        raise SampleError("not-a-file", f"not a regular file but a {kind_of(found.st_mode)}", path=path)
+        raise SampleError("not-a-file", f"not a regular file but a {kind_of(found.st_mode)}", path=show(path))
     if found.st_size > limit:
-        raise SampleError("too-large", f"{found.st_size} bytes; the limit is {limit}", path=path)
+        raise SampleError("too-large", f"a file of {found.st_size} bytes; the limit is {limit}", path=show(path))
     parts = []
     left = found.st_size
     while left:
-        part = os.read(descriptor, min(left, 1 << 30))
+        part = os.read(descriptor, min(left, 1 << 26))
         if not part:
-            raise SampleError("changed", f"the file became shorter while it was read ({left} bytes are missing)", path=path)
+            reason = f"the file became shorter while it was read ({left} bytes are missing)"
+            raise SampleError("changed", reason, path=show(path))
         parts.append(part)
         left -= len(part)
     if os.read(descriptor, 1):
-        raise SampleError("changed", "the file became longer while it was read", path=path)
+        raise SampleError("changed", "the file became longer while it was read", path=show(path))
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def refuse_pointer(data: bytes, path: str) -> None:
     """Raise :class:`SampleError` if ``data`` is a Git LFS pointer instead of the file it stands for."""
     if len(data) < _LFS_MAX and data.startswith(LFS_HEAD):
-        raise SampleError("lfs-pointer", "a Git LFS pointer, not the file itself: run git lfs pull", path=path)
+        raise SampleError("lfs-pointer", "this is a Git LFS pointer, not the file itself: run git lfs pull", path=show(path))
 
 
 def kind_of(mode: int) -> str:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from lfdata.errors import OptionError, SampleError, SourceError
+from shard_builder.fields import check_unique
 from shard_builder.sources.base import BadRecord, FieldSpec, RawSample, Record
-from shard_builder.sources.files import MAX_FILE_BYTES, kind_of, read_file, resolve_inside
+from shard_builder.sources.files import MAX_FILE_BYTES, kind_of, read_file, show, size_inside
+from shard_builder.sources.options import SourceOptions
 
 EXTENSIONS = "jpg jpeg jpe jfif png webp gif bmp tif tiff avif ppm pgm pbm mpo ico"
 DEFAULT_FIELDS = (
@@ -23,7 +25,13 @@ DEFAULT_FIELDS = (
 )
 # What a field may be made of.
 COLUMNS = ("image", "label", "class", "path")
-_OPTIONS = ("extensions", "links", "max_file_bytes")
+_VALID = {
+    "extensions": "<endings of the files to take, separated by spaces or commas>",
+    "links": "skip|follow",
+    "max_file_bytes": "<largest file read, such as 512M; default 4G>",
+}
+_MAX_DEPTH = 128
+_LISTED = 20
 
 
 class ImageFolder:
@@ -37,27 +45,25 @@ class ImageFolder:
 
     kind = "image-folder"
 
-    def __init__(self, location: str, fields: Sequence[FieldSpec] | None = None, stage_dir: Path | None = None, **options: str) -> None:
+    def __init__(
+        self, location: str, fields: Sequence[FieldSpec] | None = None, stage_dir: Path | None = None, **options: str
+    ) -> None:
         del stage_dir
-        unknown = options.keys() - set(_OPTIONS)
-        if unknown:
-            raise OptionError(f"image folder: unknown option {sorted(unknown)[0]!r}; valid: {', '.join(_OPTIONS)}")
+        reader = SourceOptions(self.kind, options, _VALID)
         self.location = location
-        self.root = Path(location)
+        self.root = Path(os.path.abspath(location))
         if not self.root.is_dir():
             raise SourceError(f"{location}: not a directory")
-        self._given = dict(options)
-        self._extensions = frozenset("." + e.lower().lstrip(".") for e in options.get("extensions", EXTENSIONS).replace(",", " ").split())
-        self._links = options.get("links", "skip")
-        if self._links not in ("skip", "follow"):
-            raise OptionError(f"image folder: links is {self._links!r}; valid: skip, follow")
-        self._limit = int(options.get("max_file_bytes", MAX_FILE_BYTES))
+        self._given = reader.given
+        endings = (reader.text("extensions") or EXTENSIONS).replace(",", " ").split()
+        self._extensions = frozenset("." + ending.lower().lstrip(".") for ending in endings)
+        self._links = reader.choice("links", ("skip", "follow"), "skip")
+        self._limit = reader.size("max_file_bytes", MAX_FILE_BYTES)
         self._classes = self._class_names()
-        self._asked = fields
         self.fields: Sequence[FieldSpec] = self._fields(fields)
         self._numbers = {name: number for number, name in enumerate(self._classes)}
         self._skipped: Counter[str] = Counter()
-        self._unreadable: list[str] = []
+        self._warnings: list[str] = []
 
     def _class_names(self) -> list[str]:
         try:
@@ -72,58 +78,68 @@ class ImageFolder:
             return DEFAULT_FIELDS if self._classes else DEFAULT_FIELDS[:1]
         for spec in fields:
             if spec.column not in COLUMNS:
-                raise OptionError(f"field {spec.name!r}: an image folder has no column {spec.column!r}; it has {', '.join(COLUMNS)}")
+                has = ", ".join(COLUMNS)
+                raise OptionError(f"field {spec.name!r}: an image folder has no column {spec.column!r}; it has {has}")
+        check_unique(fields)
         return tuple(fields)
 
     # -- plan pass ----------------------------------------------------------------------------------------------------
 
     def scan(self) -> Iterator[Record | BadRecord]:
-        """Every image, in the order of its relative path's bytes."""
+        """Every image, in the order of its relative path's bytes. The names of one directory a level are held in memory."""
         self._skipped.clear()
-        self._unreadable.clear()
-        yield from self._walk(b"")
-
-    def _walk(self, prefix: bytes) -> Iterator[Record | BadRecord]:
-        root = os.fsencode(self.root)
-        try:
-            with os.scandir(os.path.join(root, prefix)) as found:
-                # A directory sorts as its name with the separator: then the walk is the order of full paths.
-                entries = sorted(((e.name + b"/" if e.is_dir(follow_symlinks=False) else e.name, e) for e in found), key=lambda pair: pair[0])
-        except OSError as error:
-            yield BadRecord(prefix.rstrip(b"/"), os.fsdecode(prefix), "unreadable", f"the directory cannot be listed: {error.strerror}")
-            return
-        for name, entry in entries:
-            if name.startswith(b"."):
-                self._skipped["hidden"] += 1
-            elif name.endswith(b"/"):
-                yield from self._walk(prefix + name)
+        self._warnings.clear()
+        levels: list[Iterator[bytes]] = [iter((b"",))]
+        while levels:
+            path = next(levels[-1], None)
+            if path is None:
+                levels.pop()
+            elif path and not path.endswith(b"/"):
+                yield from self._file(path)
+            elif len(levels) > _MAX_DEPTH:
+                yield BadRecord(path[:-1], show(path[:-1]), "depth", f"directories nested more than {_MAX_DEPTH} deep are not read")
             else:
-                yield from self._file(prefix + name, entry)
+                try:
+                    levels.append(iter(self._names(path)))
+                except OSError as error:
+                    reason = f"the directory cannot be listed: {error.strerror}"
+                    yield BadRecord(path[:-1], show(path[:-1]), "unreadable", reason)
 
-    def _file(self, path: bytes, entry: os.DirEntry[bytes]) -> Iterator[Record | BadRecord]:
-        if os.path.splitext(path)[1].lower().decode("utf-8", "replace") not in self._extensions:
+    def _names(self, prefix: bytes) -> list[bytes]:
+        """What a directory holds. A directory comes with a slash, and so sorts as the full paths below it do."""
+        found = []
+        with os.scandir(os.path.join(os.fsencode(self.root), prefix)) as entries:
+            for entry in entries:
+                if entry.name.startswith(b"."):
+                    self._skipped["hidden"] += 1
+                else:
+                    found.append(prefix + entry.name + (b"/" if entry.is_dir(follow_symlinks=False) else b""))
+        return sorted(found)
+
+    def _file(self, path: bytes) -> Iterator[Record | BadRecord]:
+        full = os.path.join(os.fsencode(self.root), path)
+        try:
+            mode = os.lstat(full).st_mode
+        except OSError as error:
+            yield BadRecord(path, show(path), "unreadable", error.strerror or str(error))
+            return
+        is_link = stat.S_ISLNK(mode)
+        if is_link and (self._links == "skip" or os.path.isdir(full)):
+            self._skipped["links"] += 1
+        elif os.path.splitext(path)[1].lower().decode("utf-8", "replace") not in self._extensions:
             self._skipped["other files"] += 1
-            return
-        text = os.fsdecode(path)
-        try:
-            if entry.is_symlink():
-                if self._links == "skip":
-                    self._skipped["links"] += 1
+        elif not is_link and not stat.S_ISREG(mode):
+            yield BadRecord(path, show(path), "not-a-file", f"not a regular file but a {kind_of(mode)}")
+        else:
+            try:
+                yield Record(path, path, size_inside(self.root, os.fsdecode(path)))
+            except SampleError as error:
+                if not is_link:
+                    yield BadRecord(path, show(path), error.code, error.reason)
                     return
-                size = resolve_inside(self.root, text).stat().st_size
-            else:
-                found = entry.stat(follow_symlinks=False)
-                if not stat.S_ISREG(found.st_mode):
-                    yield BadRecord(path, text, "not-a-file", f"not a regular file but a {kind_of(found.st_mode)}")
-                    return
-                size = found.st_size
-        except SampleError as error:
-            yield BadRecord(path, text, error.code, error.reason)
-            return
-        except OSError as error:
-            yield BadRecord(path, text, "unreadable", error.strerror or str(error))
-            return
-        yield Record(path, path, size)
+                self._skipped["links outside" if error.code == "outside-root" else "links broken"] += 1
+                if len(self._warnings) < _LISTED:
+                    self._warnings.append(f"{show(path)}: a link is left out: {error.reason}")
 
     def describe(self) -> dict[str, Any]:
         """Provenance: kind, options and fields."""
@@ -131,8 +147,8 @@ class ImageFolder:
 
     def notes(self) -> dict[str, Any]:
         """Class names in label order, and what was left out."""
-        classes = [os.fsencode(name).decode("utf-8", "backslashreplace") for name in self._classes]
-        return {"classes": classes, "skipped": dict(sorted(self._skipped.items()))}
+        classes = [show(name) for name in self._classes]
+        return {"classes": classes, "skipped": dict(sorted(self._skipped.items())), "warnings": list(self._warnings)}
 
     def stage(self, unit: int, directory: Path) -> None:
         """Files are readable as they are."""
@@ -143,8 +159,10 @@ class ImageFolder:
     # -- workers ------------------------------------------------------------------------------------------------------
 
     def load(self, locator: bytes) -> RawSample:
-        """Read one image."""
+        """Read one image. Raises :class:`SampleError`."""
         path = os.fsdecode(locator)
+        if self._links == "skip":
+            self._refuse_link(locator)
         top = path.partition("/")[0] if "/" in path else None
         values: dict[str, Any] = {}
         for spec in self.fields:
@@ -154,9 +172,17 @@ class ImageFolder:
                 values[spec.name] = locator
             elif top is not None:
                 values[spec.name] = self._numbers[top] if spec.column == "label" else os.fsencode(top)
-        return RawSample(values, path)
+        return RawSample(values, show(path))
 
-    def config(self) -> Mapping[str, Any]:
+    def _refuse_link(self, path: bytes) -> None:
+        """A link that took the file's place after the scan is as little followed as one that was there before."""
+        try:
+            if os.path.islink(os.path.join(os.fsencode(self.root), path)):
+                raise SampleError("changed", "the file was replaced by a link after it was scanned", path=show(path))
+        except ValueError:  # a NUL; read_file says so
+            return
+
+    def config(self) -> dict[str, Any]:
         """Arguments that rebuild this source."""
-        fields = None if self._asked is None else [msgspec.structs.asdict(spec) for spec in self._asked]
-        return {"kind": self.kind, "location": str(self.root.absolute()), "fields": fields, "options": self._given}
+        fields = [msgspec.structs.asdict(spec) for spec in self.fields]
+        return {"kind": self.kind, "location": str(self.root), "fields": fields, "options": self._given}

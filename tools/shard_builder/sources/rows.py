@@ -5,20 +5,54 @@ from __future__ import annotations
 import codecs
 import csv
 import json
+import os
 import re
+import stat
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
 from lfdata.errors import SampleError, SourceError
+from shard_builder.sources.files import refuse_pointer
 
 MAX_LINE_BYTES = 64 << 20
 
+_HEADS = (
+    (b"\x1f\x8b", "gzip data: decompress it first"),
+    (b"\x28\xb5\x2f\xfd", "zstandard data: decompress it first"),
+    (b"PK\3\4", "a zip file or spreadsheet: export it as CSV first"),
+    (b"PAR1", "a Parquet file, not a table of text"),
+    (b"\xff\xfe", "UTF-16 text: convert it to UTF-8 first"),
+    (b"\xfe\xff", "UTF-16 text: convert it to UTF-8 first"),
+)
 _SPACE = b" \t\r\n"
 _SKIP = 1 << 20
 _ESCAPED_NAME = re.compile(rb'\\.[^"\\]*"\s*:')
 _POSITION = re.compile(r"\(byte (\d+)\)")
+
+
+def open_table(path: Path) -> BinaryIO:
+    """The table, open for reading. Raises :class:`SourceError` for anything but a regular file that may hold text."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{path}: cannot be opened: {getattr(error, 'strerror', error)}") from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise SourceError(f"{path}: not a regular file")
+        head = os.pread(descriptor, 1024, 0)
+        refuse_pointer(head, path.name)
+        for magic, what in _HEADS:
+            if head.startswith(magic):
+                raise SourceError(f"{path}: this is {what}")
+        return os.fdopen(descriptor, "rb", buffering=1 << 20)
+    except BaseException as error:
+        os.close(descriptor)
+        if isinstance(error, SampleError):
+            raise SourceError(f"{path}: {error.reason}") from None
+        raise
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -163,8 +197,9 @@ class CsvFormat(msgspec.Struct, frozen=True):
         """A strict ``csv.reader``."""
         if csv.field_size_limit() < limit:
             csv.field_size_limit(limit)  # its default of 128 KiB would refuse honest texts; records are bounded here
-        quoting = csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE
-        return csv.reader(lines, delimiter=self.delimiter, quoting=quoting, doublequote=True, strict=True)
+        if self.quotes:
+            return csv.reader(lines, delimiter=self.delimiter, doublequote=True, strict=True)
+        return csv.reader(lines, delimiter=self.delimiter, quoting=csv.QUOTE_NONE, strict=True)
 
     def parse(self, data: bytes, columns: list[str], limit: int) -> dict[str, Any]:
         """The columns of one record from its bytes. Raises :class:`SampleError` (``utf8``, ``csv``, ``columns``)."""
@@ -205,7 +240,7 @@ class CsvRows:
         self._lines = Lines(file, limit)
         self._reader = style.reader(self._texts(), limit)
         try:
-            header = next(self._reader, [])
+            header: list[str] = next(self._reader, [])
             _strict(self._lines.record)
         except (csv.Error, SampleError) as error:
             raise SourceError(f"{name}: the header cannot be read: {getattr(error, 'reason', error)}") from None

@@ -1,228 +1,222 @@
-"""Source: a JSONL, CSV or TSV file whose columns become fields: inline values, or files named by a column."""
+"""Source: a JSONL, CSV or TSV file whose columns become fields: inline values, base64, or files named by a column."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import csv
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import xxhash
 
 from lfdata.errors import OptionError, SampleError, SourceError
-from shard_builder.fields import GRAMMAR
+from shard_builder.fields import GRAMMAR, check_unique
 from shard_builder.sources.base import BadRecord, FieldSpec, RawSample, Record
-from shard_builder.sources.files import MAX_FILE_BYTES, check_relative, read_file, resolve_inside
+from shard_builder.sources.files import MAX_FILE_BYTES, read_file, size_inside
+from shard_builder.sources.options import SourceOptions
+from shard_builder.sources.rows import (
+    MAX_LINE_BYTES,
+    CsvFormat,
+    CsvRows,
+    Row,
+    json_rows,
+    open_table,
+    parse_json_row,
+    without_mark,
+)
 
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
 KEY_COLUMNS = ("key", "__key__", "id")
-MAX_LINE_BYTES = 64 << 20
-_BOM = b"\xef\xbb\xbf"
-_OPTIONS = ("root", "key", "max_file_bytes", "max_line_bytes")
-_locators = msgspec.msgpack.Decoder(tuple[int, int, int])
+ROW_NUMBER = "#"
+
+_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv"}
+_VALID = {
+    "root": "<directory that file references are relative to; default: the table's own>",
+    "key": f"<column that holds the keys, or {ROW_NUMBER} for row numbers; default: {', '.join(KEY_COLUMNS)}, else {ROW_NUMBER}>",
+    "format": "jsonl|csv|tsv",
+    "delimiter": "<one character; default: by format>",
+    "quotes": "yes|no",
+    "empty": "absent|keep",
+    "max_line_bytes": "<largest row, such as 64M>",
+    "max_file_bytes": "<largest referenced file, such as 512M; default 4G>",
+}
+_LISTED = 50
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(tuple[int, int, int, int]).decode
+_decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Table:
     """Rows of a ``.jsonl``/``.ndjson``, ``.csv`` or ``.tsv`` file, in its order.
 
     Options (text): ``root``: directory that file references are relative to (default: the file's own); ``key``: the column that
-    holds keys (default: key, __key__ or id if the first row has one; otherwise the row number as 12 digits);
-    ``max_file_bytes``, ``max_line_bytes``. A column that is missing, null, or (CSV) empty leaves the field absent. The column ``*`` is
-    the whole row less the columns that other fields use.
+    holds keys, or ``#`` for the row number as 12 digits (default: key, __key__ or id if the first row has one, else ``#``);
+    ``format``, ``delimiter``, ``quotes`` (``no``: a quote is a character like any other), ``max_line_bytes``, ``max_file_bytes``.
+    A column that is missing or null leaves the field absent, and so does an empty one in CSV unless ``empty=keep``. The column
+    ``*`` is the whole row less the key and the columns that other fields use.
+
+    Raises:
+        SourceError: at once for a file that cannot be read, a bad header, or a declared column that the header lacks.
+        OptionError: fields or options that make no sense; the message lists the columns there are.
     """
 
     kind = "table"
 
-    def __init__(self, location: str, fields: Sequence[FieldSpec] | None = None, stage_dir: Path | None = None, **options: str) -> None:
+    def __init__(
+        self, location: str, fields: Sequence[FieldSpec] | None = None, stage_dir: Path | None = None, **options: str
+    ) -> None:
         del stage_dir
-        unknown = options.keys() - set(_OPTIONS)
-        if unknown:
-            raise OptionError(f"table: unknown option {sorted(unknown)[0]!r}; valid: {', '.join(_OPTIONS)}")
-        self.path = Path(location)
-        self.name = self.path.name
-        if not self.path.is_file():
-            raise SourceError(f"{location}: no such file")
-        self._given = dict(options)
-        self._delimiter = DELIMITERS.get(self.path.suffix.lower())
-        self.root = Path(options.get("root", self.path.parent))
+        self._options = reader = SourceOptions(self.kind, options, _VALID)
+        self.path = Path(os.path.abspath(location))
+        self.name = self.path.name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        self._format = self._which_format()
+        self._style = self._csv_format()
+        self._keep_empty = reader.choice("empty", ("absent", "keep"), "absent") == "keep"
+        self._max_line = reader.size("max_line_bytes", MAX_LINE_BYTES, 1 << 30)
+        self._max_file = reader.size("max_file_bytes", MAX_FILE_BYTES)
+        self.root = Path(os.path.abspath(reader.text("root") or self.path.parent))
         if not self.root.is_dir():
             raise SourceError(f"{self.root}: the root of file references is not a directory")
-        self._max_file = int(options.get("max_file_bytes", MAX_FILE_BYTES))
-        self._max_line = int(options.get("max_line_bytes", MAX_LINE_BYTES))
-        self._header = self._read_header() if self._delimiter else None
-        self._columns = self._header or self._first_columns()
-        if not fields:
-            raise OptionError(
-                f"{self.name}: say which columns become fields with --field {GRAMMAR}, or --map FILE. Its columns: {', '.join(self._columns) or 'none'}"
-            )
-        self.fields: Sequence[FieldSpec] = tuple(fields)
-        self._key = self._key_column(options.get("key"))
-        used = {spec.column for spec in fields if spec.column != "*"} | ({self._key} if self._key else set())
-        self._rest_excludes = used
-        self._seen: set[str] = set()
-        self._bad_header = [spec.column for spec in fields if self._header and spec.column not in (*self._header, "*")]
-        if self._bad_header:
-            raise SourceError(f"{self.name}: no column {self._bad_header[0]!r}; there are {', '.join(self._columns)}")
+        self._columns = self._first_columns()
+        self.fields: Sequence[FieldSpec] = self._checked(fields)
+        self._key = self._key_column()
+        self._rest_excludes = {spec.column for spec in self.fields} | {self._key}
+        self._present: Counter[str] = Counter()
         self._descriptor = -1
 
-    def _key_column(self, asked: str | None) -> str | None:
-        if asked is not None:
-            if self._columns and asked not in self._columns:
-                raise SourceError(f"{self.name}: no key column {asked!r}; there are {', '.join(self._columns)}")
-            return asked
-        return next((name for name in KEY_COLUMNS if name in self._columns), None)
+    def __del__(self) -> None:
+        descriptor, self._descriptor = getattr(self, "_descriptor", -1), -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
-    # -- lines --------------------------------------------------------------------------------------------------------
+    # -- what it is ---------------------------------------------------------------------------------------------------
 
-    def _read_header(self) -> list[str]:
-        for row, _, _ in self._csv_records():
-            if isinstance(row, SampleError):
-                raise SourceError(f"{self.name}: header: {row.reason}")
-            doubled = sorted({name for name in row if row.count(name) > 1})
-            if doubled:
-                raise SourceError(f"{self.name}: the header names column {doubled[0]!r} more than once")
-            return row
-        return []
+    def _which_format(self) -> str:
+        by_name = _FORMATS.get(self.path.suffix.lower())
+        if by_name is None and self._options.text("format") is None:
+            raise OptionError(f"{self.name}: say its format with the source option format=jsonl|csv|tsv")
+        return self._options.choice("format", ("jsonl", "csv", "tsv"), by_name or "")
+
+    def _csv_format(self) -> CsvFormat:
+        delimiter = self._options.text("delimiter") or ("\t" if self._format == "tsv" else ",")
+        delimiter = {"\\t": "\t", "tab": "\t"}.get(delimiter, delimiter)
+        if len(delimiter) != 1 or delimiter in '"\r\n':
+            raise self._options.bad("delimiter")
+        return CsvFormat(delimiter, self._options.flag("quotes", True))
 
     def _first_columns(self) -> list[str]:
-        for line, _, _ in self._lines():
-            try:
-                value = _parse(line)
-            except SampleError:
-                return []
-            return list(value)
+        """Columns of the header, or of the first good row among the first hundred."""
+        with open_table(self.path) as file:
+            if self._format != "jsonl":
+                return CsvRows(file, self.name, self._style, self._max_line).columns
+            for row in json_rows(file, self._max_line):
+                if row.values is not None:
+                    return list(row.values)
+                if row.number >= 100:
+                    break
         return []
 
-    def _lines(self) -> Iterator[tuple[bytes, int, int]]:
-        """Lines that are not empty, with their offset and number (from 1); one beyond the limit comes cut, marked by its length."""
-        with open(self.path, "rb") as file:
-            offset = number = 0
-            if file.read(3) == _BOM:
-                offset = 3
-            file.seek(offset)
-            while line := file.readline(self._max_line + 1):
-                number += 1
-                start, offset = offset, offset + len(line)
-                if len(line) > self._max_line and not line.endswith(b"\n"):
-                    while (more := file.readline(1 << 20)) and not more.endswith(b"\n"):
-                        offset += len(more)
-                    offset += len(more)
-                if line.strip():
-                    yield line, start, number
+    def _listing(self) -> str:
+        more = ", ..." if len(self._columns) > _LISTED else ""
+        return f"its columns: {', '.join(map(repr, self._columns[:_LISTED])) or 'none'}{more}"
 
-    def _csv_records(self) -> Iterator[tuple[list[str] | SampleError, int, int]]:
-        """Records with their byte offset and length; quoted line ends stay inside a record."""
-        pieces: list[bytes] = []
-        start = 0
-        for line, offset, _ in self._lines():
-            if not pieces:
-                start = offset
-            pieces.append(line)
-            record = b"".join(pieces)
-            if len(record) > self._max_line:
-                yield SampleError("line-too-long", f"a record of more than {self._max_line} bytes at byte {start}"), start, len(record)
-                pieces = []
-            elif record.count(b'"') % 2 == 0:
-                yield self._split(record, start), start, len(record)
-                pieces = []
-        if pieces:
-            yield SampleError("truncated", f"the file ends inside a quoted value that begins after byte {start}"), start, 0
+    def _checked(self, fields: Sequence[FieldSpec] | None) -> tuple[FieldSpec, ...]:
+        if not fields:
+            how = f"say which columns become fields with --field {GRAMMAR}, or --map FILE"
+            raise OptionError(f"{self.name}: {how}; {self._listing()}")
+        check_unique(fields)
+        for spec in fields:
+            if spec.column == "*" and (spec.kind != "json" or spec.origin != "inline"):
+                raise OptionError(f"field {spec.name!r}: '*' (all other columns) can only be of kind json and inline")
+            if self._format != "jsonl" and self._columns and spec.column not in ("*", *self._columns):
+                raise SourceError(f"{self.name}: field {spec.name!r} needs the column {spec.column!r}; {self._listing()}")
+        return tuple(fields)
 
-    def _split(self, record: bytes, start: int) -> list[str] | SampleError:
-        try:
-            text = record.decode("utf-8")
-        except UnicodeDecodeError as error:
-            return SampleError("utf-8", f"not UTF-8 at byte {start + error.start}: {error.reason}")
-        try:
-            rows = list(csv.reader(text.splitlines(keepends=True), delimiter=self._delimiter or ",", strict=True))
-        except csv.Error as error:
-            return SampleError("csv", f"record at byte {start}: {error}")
-        return rows[0] if len(rows) == 1 else SampleError("csv", f"record at byte {start}: a line end outside quotes")
-
-    def _row(self, values: list[str]) -> dict[str, Any] | SampleError:
-        header = self._header or []
-        if len(values) != len(header):
-            return SampleError("columns", f"{len(values)} values for {len(header)} columns")
-        return {name: value for name, value in zip(header, values, strict=True) if value != ""}
+    def _key_column(self) -> str:
+        asked = self._options.text("key")
+        if asked is None:
+            return next((name for name in KEY_COLUMNS if name in self._columns), ROW_NUMBER)
+        if self._columns and asked not in (ROW_NUMBER, *self._columns):
+            raise SourceError(f"{self.name}: no key column {asked!r}; {self._listing()}")
+        return asked
 
     # -- plan pass ----------------------------------------------------------------------------------------------------
 
     def scan(self) -> Iterator[Record | BadRecord]:
         """Every row. Raises :class:`SourceError` at the end if a declared column is in no row."""
-        self._seen.clear()
-        rows = 0
-        for rows, (row, offset, length, line) in enumerate(self._rows(), 1):
-            yield self._record(row, offset, length, rows, line)
-        missing = [spec.column for spec in self.fields if spec.column not in ("*", *self._seen)]
-        if rows and missing and not self._header:
-            raise SourceError(f"{self.name}: no row has a column {missing[0]!r}; the first row has {', '.join(self._columns)}")
+        self._present.clear()
+        missing = {spec.column for spec in self.fields} - {"*"}
+        good = 0
+        with open_table(self.path) as file:
+            for row in self._rows(file):
+                good += row.values is not None
+                missing -= (row.values or {}).keys()
+                yield self._record(row)
+        if good and missing:
+            names = ", ".join(map(repr, sorted(missing)))
+            raise SourceError(f"{self.name}: no row has the column {names}; {self._listing()}")
 
-    def _rows(self) -> Iterator[tuple[dict[str, Any] | SampleError, int, int, int]]:
-        if self._delimiter:
-            for number, (values, offset, length) in enumerate(self._csv_records()):
-                if number:
-                    yield (values if isinstance(values, SampleError) else self._row(values)), offset, length, number + 1
-            return
-        for line, offset, number in self._lines():
-            yield self._parsed(line, number), offset, len(line), number
+    def _rows(self, file: Any) -> Iterator[Row]:
+        if self._format == "jsonl":
+            return json_rows(file, self._max_line)
+        return CsvRows(file, self.name, self._style, self._max_line).rows()
 
-    def _parsed(self, line: bytes, number: int) -> dict[str, Any] | SampleError:
-        if len(line) > self._max_line:
-            return SampleError("line-too-long", f"line {number} has more than {self._max_line} bytes")
+    def _record(self, row: Row) -> Record | BadRecord:
+        path = f"{self.name}:{row.line}"
+        key = b"%012d" % row.number if self._key == ROW_NUMBER else b""
+        if row.error is not None or row.values is None:
+            error = row.error or SampleError("row", "unreadable")
+            return BadRecord(key, path, error.code, f"line {row.line} at byte {row.offset}: {error.reason}")
         try:
-            return _parse(line)
-        except SampleError as error:
-            return SampleError(error.code, f"line {number}: {error.reason}")
-
-    def _record(self, row: dict[str, Any] | SampleError, offset: int, length: int, number: int, line: int) -> Record | BadRecord:
-        path = f"{self.name}:{line}"
-        if isinstance(row, SampleError):
-            return BadRecord(b"%012d" % (number - 1), path, row.code, row.reason)
-        self._seen.update(row)
-        try:
-            key = self._key_of(row, number)
-        except SampleError as error:
-            return BadRecord(b"%012d" % (number - 1), path, error.code, error.reason)
-        size = length
-        try:
+            key = key or self._key_of(row.values)
+            size = len(row.data)
             for spec in self.fields:
-                if spec.origin == "file" and row.get(spec.column) is not None:
-                    size += self._size_of(row[spec.column])
+                if spec.column != "*" and self._holds(row.values.get(spec.column)):
+                    self._present[spec.name] += 1
+                    if spec.origin == "file":
+                        size += self._size_of(row.values[spec.column], spec)
         except SampleError as error:
-            return BadRecord(key, f"{path}: {error.path}" if error.path else path, error.code, error.reason)
-        return Record(key, msgspec.msgpack.encode((offset, length, line)), size)
+            where = f"{path}: {error.path}" if error.path else path
+            return BadRecord(key, where, error.code, f"field {error.field!r}: {error.reason}" if error.field else error.reason)
+        # The row's hash makes a row that changes under the conversion an error, and any change of the table another source.
+        return Record(key, _encode((row.offset, len(row.data), row.line, xxhash.xxh64_intdigest(row.data))), size)
 
-    def _key_of(self, row: Mapping[str, Any], number: int) -> bytes:
-        if self._key is None:
-            return b"%012d" % (number - 1)
-        value = row.get(self._key)
-        if isinstance(value, bool) or not isinstance(value, str | int):
-            raise SampleError("no-key", f"column {self._key!r} holds no key but {str(value)[:80]!r}; a key is a text or an integer")
-        return str(value).encode("utf-8", "surrogatepass")
+    def _holds(self, value: Any) -> bool:
+        return value is not None and (value != "" or self._format == "jsonl" or self._keep_empty)
 
-    def _size_of(self, value: Any) -> int:
-        if not isinstance(value, str):
-            raise SampleError("not-a-path", f"a path is a text, not {str(value)[:80]!r}")
-        check_relative(value)
+    def _key_of(self, values: Mapping[str, Any]) -> bytes:
+        value = values.get(self._key)
+        if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+            raise SampleError(
+                "no-key", f"column {self._key!r} holds no key but {str(value)[:80]!r}; a key is a text that is not empty, or an integer"
+            )
+        return str(value).encode()
+
+    def _size_of(self, value: Any, spec: FieldSpec) -> int:
         try:
-            return os.stat(resolve_inside(self.root, value)).st_size
-        except OSError as error:
-            raise SampleError("unreadable", error.strerror or str(error), path=value) from error
+            return size_inside(self.root, _reference(value))
+        except SampleError as error:
+            error.field = spec.name
+            raise
+
+    # -- protocol -----------------------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
         """Provenance: kind, file name, options (less the root) and fields."""
-        options = {name: value for name, value in self._given.items() if name != "root"}
+        options = {name: value for name, value in self._options.given.items() if name not in ("root", "key", "format")}
         fields = [msgspec.structs.asdict(spec) for spec in self.fields]
         for field in fields:
             field["options"] = {n: Path(v).name if n == "tokenizer" else v for n, v in field["options"].items()}
-        return {"kind": self.kind, "file": self.name, "key": self._key, "options": options, "fields": fields}
+        named = {"file": self.name, "format": self._format, "key": self._key}
+        return {"kind": self.kind, **named, "options": options, "fields": fields}
 
     def notes(self) -> dict[str, Any]:
-        """Nothing beyond the records."""
-        return {}
+        """In how many rows each field's column holds a value."""
+        return {"present": {spec.name: self._present[spec.name] for spec in self.fields if spec.column != "*"}}
 
     def stage(self, unit: int, directory: Path) -> None:
         """The file is readable as it is."""
@@ -230,62 +224,80 @@ class Table:
     def unstage(self, unit: int, directory: Path) -> None:
         """Nothing was staged."""
 
+    def config(self) -> dict[str, Any]:
+        """Arguments that rebuild this source."""
+        options = self._options.given | {"root": str(self.root), "key": self._key, "format": self._format}
+        fields = [msgspec.structs.asdict(spec) for spec in self.fields]
+        return {"kind": self.kind, "location": str(self.path), "fields": fields, "options": options}
+
     # -- workers ------------------------------------------------------------------------------------------------------
 
     def load(self, locator: bytes) -> RawSample:
-        """Parse one row and read the files it names."""
-        offset, length, line = _locators.decode(locator)
-        if self._descriptor < 0:
-            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        data = os.pread(self._descriptor, length, offset)
+        """Parse one row and read the files it names. Raises :class:`SampleError`."""
+        offset, length, line, digest = _decode(locator)
         path = f"{self.name}:{line}"
-        if len(data) != length:
-            raise SampleError("changed", "the file became shorter while it was converted", path=path)
-        split = self._split(data, offset) if self._delimiter else None
-        row = self._parsed(data, line) if split is None else split if isinstance(split, SampleError) else self._row(split)
-        if isinstance(row, SampleError):
-            row.path = path
-            raise row
-        values = {}
+        try:
+            data = without_mark(self._bytes(offset, length, digest), offset)
+            return RawSample(self._json_values(data) if self._format == "jsonl" else self._csv_values(data), path)
+        except SampleError as error:
+            error.path = f"{path}: {error.path}" if error.path else path
+            raise
+
+    def _bytes(self, offset: int, length: int, digest: int) -> bytes:
+        try:
+            if self._descriptor < 0:
+                with open_table(self.path) as file:
+                    self._descriptor = os.dup(file.fileno())
+            data = os.pread(self._descriptor, length, offset)
+        except (OSError, SourceError) as error:
+            raise SampleError("unreadable", f"the table cannot be read: {error}") from error
+        if xxhash.xxh64_intdigest(data) != digest:
+            raise SampleError("changed", "the table changed while it was converted")
+        return data
+
+    def _json_values(self, data: bytes) -> dict[str, Any]:
+        row = parse_json_row(data)
+        raw = _decode_raw(data)
+        values: dict[str, Any] = {}
         for spec in self.fields:
-            value = self._rest(row) if spec.column == "*" else row.get(spec.column)
-            if value is not None:
-                values[spec.name] = self._value(spec, value, path)
-        return RawSample(values, path)
+            if spec.column == "*":
+                rest = [(name, bytes(part)) for name, part in raw.items() if name not in self._rest_excludes]
+                values[spec.name] = b"{" + b",".join(msgspec.json.encode(name) + b":" + part for name, part in rest) + b"}"
+            elif row.get(spec.column) is None:
+                continue
+            elif spec.kind == "json" and spec.origin == "inline":
+                # The codec gets the row's very text, so that its strict rules (duplicate names, ranges of numbers) hold.
+                values[spec.name] = bytes(raw[spec.column])
+            else:
+                values[spec.name] = self._value(spec, row[spec.column])
+        return values
 
-    def _rest(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in row.items() if name not in self._rest_excludes}
+    def _csv_values(self, data: bytes) -> dict[str, Any]:
+        row = self._style.parse(data, self._columns, self._max_line)
+        values: dict[str, Any] = {}
+        for spec in self.fields:
+            if spec.column == "*":
+                values[spec.name] = {n: v for n, v in row.items() if n not in self._rest_excludes and self._holds(v)}
+            elif self._holds(row[spec.column]):
+                values[spec.name] = self._value(spec, row[spec.column])
+        return values
 
-    def _value(self, spec: FieldSpec, value: Any, path: str) -> Any:
+    def _value(self, spec: FieldSpec, value: Any) -> Any:
         try:
             if spec.origin == "file":
-                if not isinstance(value, str):
-                    raise SampleError("not-a-path", f"a path is a text, not {str(value)[:80]!r}")
-                return read_file(self.root, value, self._max_file)
+                return read_file(self.root, _reference(value), self._max_file)
             if spec.origin == "base64":
                 return _from_base64(value)
         except SampleError as error:
-            error.field, error.path = spec.name, f"{path}: {error.path}" if error.path else path
+            error.field = spec.name
             raise
-        # In CSV everything is text, and JSON has no bytes: a ``bytes`` field takes the text's UTF-8.
-        return value.encode("utf-8", "surrogatepass") if spec.kind == "bytes" and isinstance(value, str) else value
-
-    def config(self) -> Mapping[str, Any]:
-        """Arguments that rebuild this source."""
-        options = self._given | {"root": str(self.root.absolute())}
-        if self._key is not None:
-            options["key"] = self._key
-        fields = [msgspec.structs.asdict(spec) for spec in self.fields]
-        return {"kind": self.kind, "location": str(self.path.absolute()), "fields": fields, "options": options}
+        # JSON and CSV have no bytes: a ``bytes`` field takes the text's UTF-8.
+        return value.encode() if spec.kind == "bytes" and isinstance(value, str) else value
 
 
-def _parse(line: bytes) -> dict[str, Any]:
-    try:
-        value = msgspec.json.decode(line)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise SampleError("json", str(error) or "nested too deep") from None
-    if not isinstance(value, dict):
-        raise SampleError("json", f"a row is a JSON object, not {type(value).__name__}")
+def _reference(value: Any) -> str:
+    if not isinstance(value, str):
+        raise SampleError("not-a-path", f"a path is a text, not {str(value)[:80]!r}")
     return value
 
 
@@ -295,4 +307,4 @@ def _from_base64(value: Any) -> bytes:
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise SampleError("base64", str(error)) from None
+        raise SampleError("base64", f"not base64: {error}") from None
