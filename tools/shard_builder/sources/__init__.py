@@ -27,9 +27,11 @@ def guess_kind(location: str) -> str:
     lower = location.lower()
     if lower.endswith(TABLE_SUFFIXES):
         return "table"
-    if lower.endswith(TAR_SUFFIXES) or "{" in location or "," in location:
+    if lower.endswith(TAR_SUFFIXES):
         return "webdataset"
     path = Path(location)
+    if not path.exists() and ("{" in location or "::" in location):
+        return "webdataset"
     if path.is_dir():
         names = [entry.name.lower() for entry in path.iterdir()]
         return "webdataset" if any(name.endswith(TAR_SUFFIXES) for name in names) else "image-folder"

@@ -23,8 +23,8 @@ class Splitter:
     """Splits a member's name into the sample's key and the extension, which names the column.
 
     Args:
-        rule: ``first``: at the first dot of the last path component (as WebDataset); ``last``: at its last dot; ``mapped``: before the
-            longest declared extension that fits.
+        rule: ``first``: at the first dot of the last path component (as WebDataset); ``last``: at its last dot; ``mapped``:
+            before the longest declared extension that fits.
         extensions: the declared extensions, in lower case, without the leading dot.
     """
 
@@ -74,7 +74,8 @@ class Group:
         if before is not None and duplicates == "error":
             self.problem = self.problem or (
                 "duplicate-member",
-                f"two members for {show(extension)!r}: {show(before.name)!r} at byte {before.start} and {show(member.name)!r} at byte {member.start}",
+                f"two members for {show(extension)!r}: {show(before.name)!r} at byte {before.start} "
+                f"and {show(member.name)!r} at byte {member.start}",
             )
         if before is not None and duplicates == "first":
             return

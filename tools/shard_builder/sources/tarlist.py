@@ -23,7 +23,8 @@ class Tars:
     """Tars by ordinal (the *unit*).
 
     Raises:
-        SourceError: a tar is missing, is no regular file or cannot be opened; a pattern that cannot be expanded; a directory without tars.
+        SourceError: a tar is missing, is no regular file or cannot be opened; a pattern that cannot be expanded; a directory
+            without tars.
     """
 
     def __init__(self, location: str) -> None:
@@ -49,7 +50,9 @@ class Tars:
         try:
             return [os.path.abspath(os.fsencode(name)) for name in expand(pattern)]
         except ValueError as error:
-            raise SourceError(f"{pattern}: a pattern that cannot be expanded: {error}; write for example train-{{000000..000123}}.tar") from None
+            raise SourceError(
+                f"{pattern}: a pattern that cannot be expanded: {error}; write for example train-{{000000..000123}}.tar"
+            ) from None
 
     def __len__(self) -> int:
         return len(self._paths)

@@ -92,7 +92,7 @@ class TarScan:
         self._spool: Any = None
 
     def run(self) -> Iterator[Record | BadRecord]:
-        """Records in the order of the tar. They are held back until its end, since a key that comes back spoils the earlier ones."""
+        """Records in the order of the tar. Held back until its end, since a key that comes back spoils earlier ones."""
         with tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as self._spool:
             fault = self._read()
             split = self._split_keys()
@@ -135,7 +135,9 @@ class TarScan:
         elif reason != "directory":
             self._notes.skipped[reason] += 1
             if reason not in ("meta", "hidden"):
-                self._notes.warn(f"{self._name}: byte {member.start}: member {show(member.name)[:200]!r} is left out ({reason})")
+                self._notes.warn(
+                    f"{self._name}: byte {member.start}: member {show(member.name)[:200]!r} is left out ({reason})"
+                )
 
     def _without_end(self, fault: NoEnd) -> None:
         """No end-of-archive blocks: whether the last sample is whole, nobody knows."""
@@ -220,6 +222,8 @@ class TarScan:
         for same in places.values():
             if len(same) > 1:
                 where = ", ".join(str(start) for _, start in same[:4]) + (", ..." if len(same) > 4 else "")
-                reason = f"members of this key lie apart (at bytes {where}), so none of them is a whole sample: sort the tar by name"
+                reason = (
+                    f"members of this key lie apart (at bytes {where}), so none of them is a whole sample: sort the tar by name"
+                )
                 found.update({ordinal: reason for ordinal, _ in same})
         return found

@@ -1,7 +1,7 @@
 """Members of tar files as a stream: plain or gzip, bounded memory, and nothing ever extracted.
 
-Headers are parsed by the standard library's ``tarfile``, which believes what they say; :class:`_Guard` stands between it and the bytes
-and bounds every read. Whatever stops the stream early is a :class:`TarFault` with code and offset.
+Headers are parsed by the standard library's ``tarfile``, which believes what they say; :class:`_Guard` stands between it and the
+bytes and bounds every read. Whatever stops the stream early is a :class:`TarFault` with code and offset.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class GzipStream:
     """A gzip file, decompressed in fixed steps, so that whoever reads it again gets exactly as far.
 
     Raises:
-        SampleError: from any method: ``truncated``, ``gzip`` (not gzip, or broken), ``gzip-crc``, ``trailing-data``, ``too-large``.
+        SampleError: from any method: ``truncated``, ``gzip`` (not gzip, or broken), ``gzip-crc``, ``trailing-data``,
+            ``too-large``.
     """
 
     def __init__(self, descriptor: int, limit: int) -> None:
@@ -132,7 +133,9 @@ class GzipStream:
             raise SampleError("gzip", f"the gzip stream is broken: {error}") from None
         except gzip.BadGzipFile as error:
             if str(error).startswith("Not a gzipped"):
-                code, what = ("trailing-data", "bytes that are not gzip follow the gzip stream") if self._start else ("gzip", "not gzip")
+                code, what = (
+                    ("trailing-data", "bytes that are not gzip follow the gzip stream") if self._start else ("gzip", "not gzip")
+                )
                 raise SampleError(code, what) from None
             code = "gzip-crc" if "CRC" in str(error) or "length" in str(error) else "gzip"
             raise SampleError(code, f"the gzip stream is broken: {error}") from None
@@ -237,7 +240,8 @@ def members(stream: ByteStream) -> Iterator[Member]:
 
     Raises:
         NoEnd: after the last member, when the end-of-archive blocks are missing.
-        TarFault: ``truncated``, ``tar-header``, ``trailing-data``, ``empty-file``, ``lfs-pointer``, and the codes of :class:`GzipStream`.
+        TarFault: ``truncated``, ``tar-header``, ``trailing-data``, ``empty-file``, ``lfs-pointer``, and the codes of
+            :class:`GzipStream`.
     """
     guard = _Guard(stream)
     _check_head(stream)
@@ -324,11 +328,15 @@ def _check_end(stream: ByteStream, at: int) -> None:
         if not block:
             raise NoEnd("truncated", "the tar ends without its end-of-archive blocks", at)
         if any(block):
-            code, what = ("truncated", "ends inside a header") if len(block) < BLOCK else ("tar-header", "is damaged: a bad header")
+            code, what = (
+                ("truncated", "ends inside a header") if len(block) < BLOCK else ("tar-header", "is damaged: a bad header")
+            )
             raise TarFault(code, f"the tar {what}", at)
         while data := stream.read(_CHUNK):
             if data.count(0) != len(data):
                 place = stream.tell() - len(data.lstrip(b"\0"))
-                raise TarFault("trailing-data", "data follows the end of the tar (tars joined by cat? list them one by one)", place)
+                raise TarFault(
+                    "trailing-data", "data follows the end of the tar (tars joined by cat? list them one by one)", place
+                )
     except SampleError as error:
         raise TarFault(error.code, error.reason, at) from None

@@ -1,6 +1,7 @@
 """WebDataset tars: consecutive members of one key are a sample, extensions are columns. Nothing is ever extracted.
 
-A plain tar is read in place by offsets; a compressed one is decompressed to a scratch file while its records are loaded (:meth:`stage`).
+A plain tar is read in place by offsets; a compressed one is decompressed to a scratch file while its records are loaded
+(:meth:`stage`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from lfdata.errors import DiskFullError, OptionError, SampleError, SourceError, 
 from shard_builder.sources.base import BadRecord, FieldSpec, RawSample, Record
 from shard_builder.sources.files import refuse_pointer
 from shard_builder.sources.grouping import DUPLICATE_MEMBERS, SPLITS, Group, Grouper, Splitter
-from shard_builder.sources.guess import guess_fields
+from shard_builder.sources.guess import guess_fields, guess_notes
 from shard_builder.sources.options import SourceOptions
 from shard_builder.sources.tarlist import Tars
 from shard_builder.sources.tarscan import NO_END, TarNotes, TarRules, TarScan
@@ -45,11 +46,13 @@ class WebDatasetSource:
     """The source of kind ``webdataset``.
 
     Args:
-        location: a tar, a brace pattern, several of these joined by ``::``, or a directory of tars (taken in byte order of names).
-        fields: the declared fields; a column is an extension, or several joined by ``;`` of which the first that is there counts.
-            ``None``: guessed from the first samples (:mod:`shard_builder.sources.guess`).
+        location: a tar, a brace pattern, several of these joined by ``::``, or a directory of tars (in byte order of
+            names).
+        fields: the declared fields; a column is an extension, or several joined by ``;`` of which the first that is there
+            counts. ``None``: guessed from the first samples (:mod:`shard_builder.sources.guess`).
         stage_dir: in a worker process: where :meth:`stage` was told to decompress to.
-        options: ``key_split``, ``members`` (``error``, ``first``, ``last``: two of one extension), ``no_end``, ``gunzip``, ``max_member_bytes``, ``max_unpacked_bytes``.
+        options: ``key_split``, ``members`` (``error``, ``first``, ``last``: two of one extension), ``no_end``,
+            ``gunzip``, ``max_member_bytes``, ``max_unpacked_bytes``.
 
     Raises:
         SourceError: at once when a tar is missing or unreadable; from :meth:`scan` when a declared column is in no sample.
@@ -58,7 +61,9 @@ class WebDatasetSource:
 
     kind = "webdataset"
 
-    def __init__(self, location: str, fields: Sequence[FieldSpec] | None = None, stage_dir: Path | None = None, **options: str) -> None:
+    def __init__(
+        self, location: str, fields: Sequence[FieldSpec] | None = None, stage_dir: Path | None = None, **options: str
+    ) -> None:
         reader = SourceOptions(self.kind, options, _VALID)
         self._given = reader.given
         self._location = location
@@ -70,6 +75,7 @@ class WebDatasetSource:
         self._duplicates = reader.choice("members", DUPLICATE_MEMBERS, "error")
         self._no_end = reader.choice("no_end", NO_END, "check")
         self.fields: Sequence[FieldSpec] = self._guess() if fields is None else _check(fields)
+        self._remarks = guess_notes(self.fields) if fields is None else []
         self._columns = [tuple(part.strip().lstrip(".").lower() for part in spec.column.split(";")) for spec in self.fields]
         self._notes = TarNotes()
         self._stage_dir = stage_dir
@@ -127,7 +133,8 @@ class WebDatasetSource:
 
     def notes(self) -> dict[str, Any]:
         """What was skipped and why, extensions that no field takes, in how many samples each field is, warnings."""
-        return self._notes.summary([spec.name for spec in self.fields])
+        summary = self._notes.summary([spec.name for spec in self.fields])
+        return summary | {"warnings": [*self._remarks, *summary["warnings"]]}
 
     def config(self) -> dict[str, Any]:
         """See :class:`shard_builder.sources.base.Source`."""
@@ -146,7 +153,9 @@ class WebDatasetSource:
         if self._notes.groups:
             for spec, column in zip(self.fields, self._columns, strict=True):
                 if not self._notes.extensions.keys() & set(column):
-                    raise SourceError(f"no sample has a member for field {spec.name!r} ({spec.column}); extensions: {self._notes.listing()}")
+                    raise SourceError(
+                        f"no sample has a member for field {spec.name!r} ({spec.column}); extensions: {self._notes.listing()}"
+                    )
 
     def stage(self, unit: int, directory: Path) -> None:
         """Decompress a compressed tar to ``directory/unit-NNNNNN.tar``, as far as :meth:`scan` could read it.
@@ -171,7 +180,9 @@ class WebDatasetSource:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
                 kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else StorageError
-                raise kind(temporary, "write", error.errno, f"decompressing {self._tars.name(unit)}: {error.strerror}") from error
+                raise kind(
+                    temporary, "write", error.errno, f"decompressing {self._tars.name(unit)}: {error.strerror}"
+                ) from error
 
     def unstage(self, unit: int, directory: Path) -> None:
         """Remove the decompressed tar."""
@@ -213,7 +224,9 @@ class WebDatasetSource:
         except OSError as error:
             raise SampleError("unreadable", f"the tar cannot be read: {error.strerror}") from error
         if len(data) != size:
-            raise SampleError("changed", f"the tar became shorter after it was scanned: {len(data)} of {size} bytes at {offset}")
+            raise SampleError(
+                "changed", f"the tar became shorter after it was scanned: {len(data)} of {size} bytes at {offset}"
+            )
         return bytes(data)
 
     def _descriptor(self, unit: int) -> int:
@@ -231,7 +244,9 @@ class WebDatasetSource:
 def _check(fields: Sequence[FieldSpec]) -> Sequence[FieldSpec]:
     for spec in fields:
         if spec.column == "*":
-            raise OptionError(f"field {spec.name!r}: '*' is for tables; in a tar, name the extension, such as {spec.name}:{spec.kind}=json")
+            raise OptionError(
+                f"field {spec.name!r}: '*' is for tables; in a tar, name the extension, such as {spec.name}:{spec.kind}=json"
+            )
         if spec.origin == "base64":
             raise OptionError(f"field {spec.name!r}: members of a tar hold the value itself; leave '@base64' away")
         if not all(part.strip().lstrip(".") for part in spec.column.split(";")):
@@ -253,7 +268,9 @@ def gunzip(data: bytes, limit: int) -> bytes:
             raise SampleError("gzip", f"the gzip member is broken: {error}") from None
         left -= len(part)
         if left < 0:
-            raise SampleError("too-large", f"a gzip member of more than {limit} bytes when decompressed (option max_member_bytes)")
+            raise SampleError(
+                "too-large", f"a gzip member of more than {limit} bytes when decompressed (option max_member_bytes)"
+            )
         if not inflater.eof:
             raise SampleError("truncated", "the gzip member ends too early")
         parts.append(part)
