@@ -18,7 +18,7 @@ if "$python" -m pip wheel --quiet --no-deps --wheel-dir "$directory" --constrain
     if has pillow; then
         "$python" -m pip uninstall --quiet --yes pillow
     fi
-    "$python" -m pip install --quiet --no-deps "$directory"/*.whl
+    "$python" -m pip install --quiet --no-deps --no-index --find-links "$directory" pillow-simd
     exit 0
 fi
 tail -n 15 "$log"
