@@ -11,6 +11,7 @@ import hashlib
 import signal
 import socket
 import sys
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from shard_builder.sources import source_from_config
 from shard_builder.sources.base import FieldSpec
 
 _PR_SET_PDEATHSIG = 1
+RECENT_IMAGES = 16
 
 
 def encoders_of(fields: list[FieldSpec], dictionaries: dict[str, bytes]) -> dict[str, Encoder]:
@@ -36,6 +38,7 @@ class Worker:
         fields = [FieldSpec(**spec) for spec in setup["fields"]]
         self.source = source_from_config(setup["source"], Path(setup["stage"]))
         self.encoders = encoders_of(fields, setup["dictionaries"])
+        self._recent: OrderedDict[tuple[str, bytes], Encoded] = OrderedDict()
 
     def process(self, chunk: list[Any]) -> tuple[list[Any], list[Any]]:
         """Encode ``[(ordinal, locator), ...]``."""
@@ -68,6 +71,18 @@ class Worker:
         return {"values": values, "path": raw.path}, payloads
 
     def _encode(self, name: str, encoder: Encoder, value: Any, path: str) -> Encoded:
+        if encoder.kind != "image" or not isinstance(value, bytes):
+            return self._encode_new(name, encoder, value, path)
+        # One picture with many captions comes many times in a row: encode it once.
+        place = (name, hashlib.sha256(value).digest())
+        encoded = self._recent.get(place)
+        if encoded is None:
+            encoded = self._recent[place] = self._encode_new(name, encoder, value, path)
+            if len(self._recent) > RECENT_IMAGES:
+                self._recent.popitem(last=False)
+        return encoded
+
+    def _encode_new(self, name: str, encoder: Encoder, value: Any, path: str) -> Encoded:
         try:
             return encoder.encode(value)
         except SampleError as error:
