@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from lfdata.codecs.image import IMAGE_CODECS
 from lfdata.errors import LfdataError
+from lfdata.format.columns import scalar_dtype
 from lfdata.format.layout import SIZE_ROLES
+from lfdata.format.schema import field_ndim
 from shard_builder.examine.opened import DataSet
 from shard_builder.examine.quantiles import Chunks, summarise
 from shard_builder.examine.text import visible
@@ -39,6 +41,7 @@ class FieldColumns:
         self.field = data.schema[name]
         self.progress = progress
         self.errors: list[str] = []
+        self.ndim = field_ndim(data.path, self.field) if self.field.kind == "array" else 0
         self._numbers: list[int] = []
         self.present = self._survey()
 
@@ -71,7 +74,7 @@ class FieldColumns:
             there = file.column(self.name, "present")
             rows = self.data.manifest.shards[number].rows
             parts = [
-                column.reshape(rows, -1) if role == "dims" else column
+                column.reshape(rows, self.ndim) if role == "dims" else column
                 for role in roles
                 if (column := file.column(self.name, role)) is not None
             ]
@@ -92,13 +95,13 @@ class FieldColumns:
             if role in _COUNTED:
                 found.setdefault("counts", {})[role] = self.counts(role)
             elif role == "dims":
-                for axis in range(int(self.field.params.get("ndim", 0))):
+                for axis in range(self.ndim):
                     summaries[f"dims[{axis}]"] = summarise(self.chunks((role,), lambda dims, axis=axis: dims[:, axis]))
             else:
                 summaries[role] = summarise(self.chunks((role,), lambda values: values))
         for name, (roles, combine) in _DERIVED.get(self.field.kind, {}).items():
             summaries[name] = summarise(self.chunks(roles, combine))
-        if self.field.kind == "scalar" and np.dtype(self.field.params["dtype"]).kind in "iub":
+        if self.field.kind == "scalar" and scalar_dtype(self.field).kind in "iub":
             found.setdefault("counts", {})["value"] = self.counts("value")
         return found | {"columns": summaries, "errors": self.errors}
 
