@@ -27,12 +27,12 @@ OPAQUE = {
 def guess_fields(samples: Sequence[Sequence[str]], *, gunzip: bool = False) -> list[FieldSpec]:
     """Fields for samples with these extensions.
 
-    Pictures of different formats that never meet in one sample become one field ``image``; likewise recordings (``audio``). ``txt``
-    is ``text``, ``json`` is ``json``, ``cls`` is a scalar int64; everything else is kept as ``bytes`` under the extension's name,
-    dots written as underscores. ``x.gz`` counts as ``x`` where ``gunzip`` decompresses it.
+    Pictures of different formats that never meet in one sample become one field ``image``; likewise recordings (``audio``).
+    ``txt`` is ``text``, ``json`` is ``json``, ``cls`` is a scalar int64; everything else is kept as ``bytes`` under the
+    extension's name, dots written as underscores. ``x.gz`` counts as ``x`` where ``gunzip`` decompresses it.
 
-    A picture in a lossless format that stands beside another picture, or has a dotted extension (``seg.png``), may be a mask or a
-    depth map: it is stored without loss.
+    A picture in a lossless format that stands beside another picture, or has a dotted extension (``seg.png``), may be a mask
+    or a depth map: it is stored without loss.
 
     Args:
         samples: the extensions of each sample, in lower case.

@@ -1,7 +1,7 @@
 """Members of tar files as a stream: plain or gzip, bounded memory, and nothing ever extracted.
 
-Headers are parsed by the standard library's ``tarfile``, which believes what they say; :class:`_Guard` stands between it and the
-bytes and bounds every read. Whatever stops the stream early is a :class:`TarFault` with code and offset.
+Headers are parsed by the standard library's ``tarfile``, which believes what they say; :class:`_Guard` stands between it and
+the bytes and bounds every read. Whatever stops the stream early is a :class:`TarFault` with code and offset.
 """
 
 from __future__ import annotations
