@@ -1,8 +1,8 @@
 """Field declarations: the ``--field`` grammar and TOML mapping files.
 
 ``NAME:KIND=COLUMN[@ORIGIN][,OPTION=VALUE...]``, for example ``image:image=img_path@file,codec=webp,quality=80``,
-``caption:text=text`` or ``label:scalar=cls,dtype=int32``. A column, option value or name that holds one of ``: = @ ,`` is written in
-double quotes, with ``""`` for a quote.
+``caption:text=text`` or ``label:scalar=cls,dtype=int32``. A column, option value or name that holds one of ``: = @ ,`` is
+written in double quotes, with ``""`` for a quote.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _tokens(text: str) -> list[tuple[str, bool]]:
 def parse_field(text: str) -> FieldSpec:
     """One ``--field`` argument. Raises :class:`OptionError` saying what would be right."""
     parts: list[list[str]] = [[]]
-    separators = []
+    separators: list[str] = []
     wanted = iter(":=")
     expected = next(wanted)
     for token, is_separator in _tokens(text):
@@ -63,6 +63,8 @@ def parse_field(text: str) -> FieldSpec:
     for separator, word in rest:
         if separator == ",":
             option = word
+            if option in options:
+                raise OptionError(f"--field {text!r}: option {option!r} is given twice")
             options[option] = ""
         elif separator == "=" and option is not None:
             options[option] = f"{options[option]}={word}" if options[option] else word
@@ -109,6 +111,8 @@ def load_mapping(path: str | Path) -> list[FieldSpec]:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{path}: {error}") from error
+    except RecursionError:
+        raise OptionError(f"{path}: nested too deeply") from None
     tables = data.get("fields")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise OptionError(f"{path}: write one [[fields]] table a field, with name, kind and column")
@@ -120,12 +124,16 @@ def load_mapping(path: str | Path) -> list[FieldSpec]:
 def _from_table(path: Path, table: dict[str, Any]) -> FieldSpec:
     unknown = table.keys() - {"name", "kind", "column", "origin", "options"}
     if unknown or not all(isinstance(table.get(key), str) for key in ("name", "kind", "column")):
-        raise OptionError(f"{path}: field {table.get('name')!r}: name, kind and column are texts; origin and options are optional{_also(unknown)}")
-    options = {str(key): _text(value) for key, value in table.get("options", {}).items()}
+        rule = "name, kind and column are texts; origin and options are optional"
+        raise OptionError(f"{path}: field {table.get('name')!r}: {rule}{_also(unknown)}")
+    given, origin = table.get("options", {}), table.get("origin", "")
+    if not isinstance(given, dict) or not isinstance(origin, str):
+        raise OptionError(f"{path}: field {table['name']!r}: options is a table and origin a text")
+    options = {key: _text(value) for key, value in given.items()}
     tokenizer = options.get("tokenizer")
     if tokenizer and not Path(tokenizer).is_absolute() and (path.parent / tokenizer).exists():
         options["tokenizer"] = str(path.parent / tokenizer)
-    return make_field(table["name"], table["kind"], table["column"], table.get("origin", ""), options)
+    return make_field(table["name"], table["kind"], table["column"], origin, options)
 
 
 def _also(unknown: set[str]) -> str:
