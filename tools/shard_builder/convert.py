@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 import lfdata
-from lfdata.codecs.dictionary import train_dictionary
+from lfdata.codecs.dictionary import MAX_SAMPLE, train_dictionary
 from lfdata.codecs.registry import library_versions
 from lfdata.errors import LfdataError, SampleError, SourceError, TargetExistsError
 from lfdata.format.durable import Files
@@ -35,6 +35,7 @@ from shard_builder.journal import Journal, journal_path, work_directory
 from shard_builder.options import ConvertOptions
 from shard_builder.plan import Plan, Planner
 from shard_builder.pool import Pool
+from shard_builder.progress import Done, done_segments
 from shard_builder.segments import SegmentWriter
 from shard_builder.sources.base import Source
 from shard_builder.target import ERRORS, QUARANTINE, RUN_LOG, Target
@@ -89,7 +90,8 @@ class _Conversion:
     def run(self) -> Summary:
         """The whole conversion."""
         options, target = self.options, self.target
-        if not (options.resume or options.overwrite):
+        fresh = not (journal_path(target.path).exists() or (target.path / MANIFEST).exists())
+        if not options.overwrite and (fresh or not options.resume):
             target.refuse_existing()
         # Options of the fields are checked before anything is touched.
         encoders_of(list(self.source.fields), {})
@@ -97,19 +99,25 @@ class _Conversion:
         target.clean(journal=not options.resume)
         work = work_directory(target.path)
         self.files.make_directory(work)
+        try:
+            plan = self._plan(work)
+            try:
+                if plan.records - plan.bad == 0 and not options.allow_empty:
+                    raise SourceError(self._nothing(plan))
+                return self._with_plan(plan, finished)
+            finally:
+                plan.close()
+        finally:
+            self._leave_no_empty_work(work)
+
+    def _plan(self, work: Path) -> Plan:
+        options = self.options
         planner = Planner(self.files, work, options.segment_bytes, options.segment_rows, options.duplicates)
         try:
-            plan = planner.run(self.source)
+            return planner.run(self.source)
         except BaseException:
             planner.close()
             raise
-        try:
-            if plan.records - plan.bad == 0 and not options.allow_empty:
-                raise SourceError(self._nothing(plan))
-            return self._with_plan(plan, finished)
-        finally:
-            plan.close()
-            self._leave_no_empty_work(work)
 
     def _nothing(self, plan: Plan) -> str:
         if plan.bad:
@@ -162,6 +170,7 @@ class _Conversion:
         self.provenance["conversion"] = self.conversion
         if journal is not None:
             self._same(entries[0], identity)
+            self.replaced = entries[0]["replaced"]
             return journal, entries[1:]
         if finished:
             if self.target.manifest_id() == self.conversion:
@@ -170,7 +179,8 @@ class _Conversion:
         if self.options.resume and (self.target.path / MANIFEST).exists():
             raise TargetExistsError(f"{self.target.path}: its manifest cannot be read; use --overwrite to start again")
         encoded = {name: base64.b64encode(data).decode() for name, data in self.dictionaries.items()}
-        head = {"conversion": self.conversion, "identity": identity, "dictionaries": encoded}
+        self.replaced = self.target.shard_files()
+        head = {"conversion": self.conversion, "identity": identity, "dictionaries": encoded, "replaced": self.replaced}
         return Journal.create(self.files, self.target.path, head), []
 
     def _same(self, head: dict[str, Any], identity: dict[str, Any]) -> None:
@@ -213,13 +223,10 @@ class _Conversion:
     # -- encoding -----------------------------------------------------------------------------------------------------
 
     def _encode(self, plan: Plan, journal: Journal, done: list[dict[str, Any]]) -> None:
-        resume_at: dict[int, tuple[int, int]] = {}
-        closed: set[int] = set()
-        for entry in done:
-            self._restore(entry, resume_at, closed)
-        todo = [(number, segment) for number, segment in enumerate(plan.segments) if number not in closed]
-        total = plan.records
-        self.progress(total - sum(s.stop - resume_at.get(n, (s.first, 0))[0] for n, s in todo), total)
+        segments = self._restore(plan, done)
+        todo = [(n, s, segments.get(n) or Done(s.first)) for n, s in enumerate(plan.segments)]
+        todo = [(n, s, at) for n, s, at in todo if at.closing is None]
+        self.progress(plan.records - sum(segment.stop - at.record for _, segment, at in todo), plan.records)
         if not todo:
             return
         setup = {
@@ -229,24 +236,25 @@ class _Conversion:
             "dictionaries": self.dictionaries,
         }
         with Pool(self.options.worker_count, setup, self.options.sample_timeout) as pool:
-            for number, segment in todo:
-                first, ordinal = resume_at.get(number, (segment.first, 0))
+            for number, segment, at in todo:
                 self.source.stage(segment.unit, work_directory(self.target.path))
-                SegmentWriter(self, plan, journal, number, ordinal).run(pool, segment, first)
+                SegmentWriter(self, plan, journal, number, len(at.shards)).run(pool, segment, at.record)
                 self.source.unstage(segment.unit, work_directory(self.target.path))
 
-    def _restore(self, entry: dict[str, Any], resume_at: dict[int, tuple[int, int]], closed: set[int]) -> None:
-        if "shard" in entry:
-            shard = self.target.committed(entry)
-            if shard is None:
-                return  # announced, but its commit never happened: it is made again
-            self.add_shard(shard, entry["statistics"], entry["errors"])
-            self.resumed += 1
-            resume_at[shard.segment] = (entry["source"][1], shard.ordinal + 1)
-        else:
-            self.entries += entry["errors"]
-            closed.add(entry["segment"])
-        self.report.restore(entry["errors"])
+    def _restore(self, plan: Plan, lines: list[dict[str, Any]]) -> dict[int, Done]:
+        if lines:
+            # A shard renamed by the killed run may have a name that is not durable yet.
+            self.files.sync_directory(self.target.path)
+        segments = done_segments(self.target, lines, plan.segments, self.replaced)
+        for done in segments.values():
+            for shard, line in done.shards:
+                self.add_shard(shard, line["statistics"], line["errors"])
+                self.report.restore(line["errors"])
+                self.resumed += 1
+            if done.closing is not None:
+                self.entries += done.closing["errors"]
+                self.report.restore(done.closing["errors"])
+        return segments
 
     def add_shard(self, shard: ShardEntry, statistics: dict[str, Any], entries: list[dict[str, Any]]) -> None:
         """Take a committed shard into the data set."""
@@ -321,7 +329,7 @@ def _manifest_shards(path: Path) -> Iterator[ShardEntry]:
 
 def _packed(encoder: Any, value: Any) -> list[bytes]:
     try:
-        return [encoder.pack(value)]
+        return [encoder.pack(value)[:MAX_SAMPLE]]  # training looks at no more, and thousands are held
     except SampleError:
         return []
 

@@ -45,7 +45,12 @@ class Journal:
         """An existing journal and its entries; a torn last line is cut off."""
         path = journal_path(target)
         entries, size = read(path)
-        return cls(files, files.append(path, size)), entries
+        torn = path.stat().st_size != size
+        output = files.append(path, size)
+        if torn:
+            # Durable before anything follows: the old tail must never show behind a new line.
+            output.sync()
+        return cls(files, output), entries
 
     def append(self, entry: dict[str, Any]) -> None:
         """Add an entry and make it durable."""

@@ -24,6 +24,7 @@ from lfdata.format.layout import MAX_KEY_BYTES, xxh3
 from shard_builder.sources.base import BadRecord, Record, Source
 
 Item = Record | BadRecord
+Locator = bytes
 DICTIONARY_RECORDS = 2048
 _SAMPLE_SEED = 0x6C66_6461_7461_0001  # keys the subset for dictionary training; any fixed number does
 _BUCKETS = 64
@@ -53,7 +54,7 @@ class Plan:
     bad: int
     fingerprint: str
     segments: list[Segment]
-    sample: list[tuple[int, bytes, int]]
+    sample: list[tuple[int, Locator, int]]
     dropped: NDArray[np.int64]
     warnings: list[str]
     _scratch: OutputFile = field(repr=False)
@@ -126,7 +127,8 @@ class _Sorter:
 
     def _spill(self) -> None:
         if not self._buckets:
-            self._buckets = [self._files.scratch(self._directory, f"{self._name}-{n}") for n in range(_BUCKETS)]
+            for number in range(_BUCKETS):
+                self._buckets.append(self._files.scratch(self._directory, f"{self._name}-{number}"))
         pairs = self._pairs()
         bucket_of = pairs["hash"] >> np.uint64(58)
         for number, bucket in enumerate(self._buckets):

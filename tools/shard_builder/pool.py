@@ -6,6 +6,7 @@ long has its chunk run again one record at a time, each in a fresh worker: the r
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -16,13 +17,26 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+
+import lfdata
 from lfdata.errors import LfdataError
 from shard_builder import wire
 
 Chunk = list[tuple[int, bytes]]
 START_SECONDS = 120.0
+# Whatever a dying or broken worker may have sent instead of a message.
+_BROKEN = (OSError, ValueError, OverflowError, MemoryError, msgspec.MsgspecError)
+_MAIN = "import sys; sys.path += sys.argv[2:]; from shard_builder.worker import main; main(int(sys.argv[1]))"
+
+
+def worker_command(descriptor: int) -> list[str]:
+    """Command line of a worker. It finds the packages where this process found them, and nothing in the current directory."""
+    roots = [str(Path(__file__).resolve().parents[1]), str(Path(str(lfdata.__file__)).resolve().parents[1])]
+    return [sys.executable, "-P", "-c", _MAIN, str(descriptor), *dict.fromkeys(roots)]
 
 
 @dataclass(slots=True)
@@ -86,23 +100,28 @@ class Pool:
     def _start(self) -> _Process:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "shard_builder.worker", str(theirs.fileno())]
             # One thread a worker: parallelism is between processes, and libraries must not fight over the cores.
             environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
-        ours.settimeout(max(self._timeout, START_SECONDS))
+            # A process group of its own: Ctrl-C reaches the converter only, which then ends its workers.
+            process = subprocess.Popen(
+                worker_command(theirs.fileno()), pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, process_group=0
+            )
         worker = _Process(process, ours)
         self._workers.append(worker)
-        wire.send(ours, self._setup)
+        ours.settimeout(START_SECONDS)
+        with contextlib.suppress(OSError):  # dead already: _await_ready says so
+            wire.send(ours, self._setup)
         return worker
 
     def _await_ready(self, worker: _Process) -> None:
         try:
             answer, _ = wire.receive(worker.connection)
-        except (ConnectionError, TimeoutError) as error:
-            raise LfdataError(f"a worker process did not start (exit status {worker.process.poll()})") from error
+        except _BROKEN as error:
+            status = worker.process.poll()
+            raise LfdataError(f"a worker process did not start ({'no answer' if status is None else f'exit status {status}'})") from error
         if "fatal" in answer:
             raise LfdataError(answer["fatal"])
+        worker.connection.settimeout(self._timeout)
         self._selector.register(worker.connection, selectors.EVENT_READ, worker)
 
     def _stop(self, worker: _Process) -> None:
@@ -163,7 +182,10 @@ class Pool:
             worker: _Process = key.data
             try:
                 heads, payloads = wire.receive(worker.connection)
-            except (OSError, ValueError):
+            except TimeoutError:
+                self._failed(worker, todo, done, "timeout")
+                continue
+            except _BROKEN:
                 self._failed(worker, todo, done, "crash")
                 continue
             self._finished(worker, Result(heads, payloads), done)

@@ -15,7 +15,7 @@ from lfdata.format.container import Written
 from lfdata.format.meta import Position, ShardEntry, ShardMeta, SourceRange
 from lfdata.format.writer import ShardWriter
 from shard_builder.journal import Journal
-from shard_builder.plan import Plan, Segment
+from shard_builder.plan import Item, Plan, Segment
 from shard_builder.pool import Chunk, Pool
 from shard_builder.report import quarantine
 from shard_builder.sources.base import BadRecord, RawSample, Record
@@ -48,17 +48,16 @@ class SegmentWriter:
         self._number, self._ordinal = number, ordinal
         self._writer: ShardWriter | None = None
         self._first = 0
-        self._inflight: list[tuple[int, Record | BadRecord]] = []
-        self._known_bad: dict[int, BadRecord] = {}
 
     def run(self, pool: Pool, segment: Segment, first: int) -> None:
         """Encode and write records ``first`` to ``segment.stop``."""
         self._first = first
-        records = _Window()
+        # Read a second time rather than kept: what lies between two encoded records may be any number of bad ones.
+        records = self._plan.items(segment, first)
         try:
-            for result in pool.run(self._chunks(segment, first, records)):
+            for result in pool.run(self._chunks(segment, first)):
                 self._take(result.heads, result.payloads, records)
-            for ordinal, item in records.before(segment.stop):
+            for ordinal, item in records:
                 self._skip(ordinal, item)
             if self._writer is not None:
                 self._finish(segment.stop, last=True)
@@ -71,11 +70,10 @@ class SegmentWriter:
         self._run.entries += entries
         self._run.progress(segment.stop, self._plan.records)
 
-    def _chunks(self, segment: Segment, first: int, records: _Window) -> Iterator[Chunk]:
+    def _chunks(self, segment: Segment, first: int) -> Iterator[Chunk]:
         chunk: Chunk = []
         size = 0
         for ordinal, item in self._plan.items(segment, first):
-            records.add(ordinal, item)
             if isinstance(item, BadRecord) or self._plan.is_dropped(ordinal):
                 continue
             if chunk and (len(chunk) >= CHUNK_RECORDS or size + item.size > CHUNK_BYTES):
@@ -86,12 +84,10 @@ class SegmentWriter:
         if chunk:
             yield chunk
 
-    def _take(self, heads: list[Any], payloads: memoryview, records: _Window) -> None:
+    def _take(self, heads: list[Any], payloads: memoryview, records: Iterator[tuple[int, Item]]) -> None:
         place = 0
         for ordinal, head in heads:
-            for skipped, item in records.before(ordinal):
-                self._skip(skipped, item)
-            record = records.take(ordinal)
+            record = self._record(ordinal, records)
             if "error" in head:
                 code, reason, field, path = head["error"]
                 self._bad(ordinal, record, SampleError(code, reason, field=field, key=record.key, path=path))
@@ -106,7 +102,15 @@ class SegmentWriter:
             self._add(ordinal, record.key, values, digests, head["path"])
         self._run.progress(heads[-1][0] + 1, self._plan.records)
 
-    def _skip(self, ordinal: int, item: Record | BadRecord) -> None:
+    def _record(self, wanted: int, records: Iterator[tuple[int, Item]]) -> Record:
+        """The next encoded record; those before it were not sent to a worker."""
+        for ordinal, item in records:
+            if ordinal == wanted and isinstance(item, Record):
+                return item
+            self._skip(ordinal, item)
+        raise LfdataError(f"record {wanted} is not in segment {self._number}: a defect of the converter")
+
+    def _skip(self, ordinal: int, item: Item) -> None:
         if isinstance(item, BadRecord):
             self._run.report.error(ordinal, SampleError(item.code, item.reason, key=item.key, path=item.path))
         else:
@@ -173,27 +177,3 @@ class SegmentWriter:
         self._writer = None
         self._run.add_shard(entry(written), written.statistics, entries)
         self._first, self._ordinal = stop, self._ordinal + 1
-
-
-class _Window:
-    """Records handed out and not yet accounted for, in order."""
-
-    def __init__(self) -> None:
-        self._items: dict[int, Record | BadRecord] = {}
-
-    def add(self, ordinal: int, item: Record | BadRecord) -> None:
-        self._items[ordinal] = item
-
-    def take(self, ordinal: int) -> Record:
-        item = self._items.pop(ordinal)
-        assert isinstance(item, Record)
-        return item
-
-    def before(self, ordinal: int) -> list[tuple[int, Record | BadRecord]]:
-        """Records with a smaller ordinal, removed: those that were not sent to a worker."""
-        found = []
-        for number in self._items:
-            if number >= ordinal:
-                break
-            found.append(number)
-        return [(number, self._items.pop(number)) for number in found]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
-import shutil
+from collections.abc import Container
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,7 +35,10 @@ class Target:
 
     def __enter__(self) -> Self:
         self._make_parents(self.path)
-        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise storage_error(self.path, "open", error) from error
         try:
             # A lock on the directory itself: no lock file to go stale, no pid to be recycled, no clock.
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -43,7 +47,20 @@ class Target:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise TargetExistsError(f"{self.path}: another process is writing here; wait for it, or choose another target") from error
             raise storage_error(self.path, "lock", error) from error
+        try:
+            self._settle()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
         return self
+
+    def _settle(self) -> None:
+        """Make the target's own name durable: a run killed before may have created it and no more."""
+        if (self.path / MANIFEST).exists():
+            return
+        parent = Path(os.path.realpath(self.path)).parent
+        if os.access(parent, os.R_OK):
+            self.files.sync_directory(parent)
 
     def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
@@ -83,29 +100,55 @@ class Target:
                 if journal:
                     self.files.unlink(path)
             elif entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(path, ignore_errors=True)
+                self._remove_tree(path)
             else:
                 self.files.unlink(path)
         if journal:
             self.files.remove_directory(work)
 
-    def committed(self, entry: dict[str, Any]) -> ShardEntry | None:
-        """The shard of a journal line, if it is there as the line says; ``None`` if its commit did not happen."""
+    def _remove_tree(self, top: Path) -> None:
+        for folder, folders, names in os.walk(top, topdown=False):
+            for name in names:
+                self.files.unlink(Path(folder, name))
+            for name in folders:
+                inner = Path(folder, name)
+                (self.files.unlink if inner.is_symlink() else self.files.remove_directory)(inner)
+        self.files.remove_directory(top)
+
+    def shard_files(self) -> list[str]:
+        """Names of the shard files that are there, of whatever generation."""
+        found = (entry.name for entry in os.scandir(self.path) if not is_temporary(entry.name))
+        return sorted(name for name in found if name.endswith(SHARD_SUFFIX))
+
+    def committed(self, entry: dict[str, Any], replaced: Container[str] = ()) -> ShardEntry | None:
+        """The shard of a journal line, if it is there as the line says; ``None`` if its commit did not happen.
+
+        ``replaced``: names that an older generation had when the conversion began. A file of that name may still be the old one, so that
+        only its digest tells.
+        """
         shard: ShardEntry = msgspec.convert(entry["shard"], ShardEntry)
         path = self.path / shard.file
+        if shard.file in replaced:
+            return shard if _digest(path) == shard.sha256 else None
         try:
-            if path.stat().st_size != shard.bytes:
-                raise CorruptError(path, None, f"a committed shard of {path.stat().st_size} bytes; the journal says {shard.bytes}")
+            size = path.stat().st_size
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise storage_error(path, "stat", error) from error
+        if size != shard.bytes:
+            raise CorruptError(path, None, f"a committed shard of {size} bytes; the journal says {shard.bytes}")
         ShardFile(LocalFile(path), expect=(bytes.fromhex(shard.id), bytes(16), shard.rows))
         return shard
 
     def remove_old(self, keep: set[str]) -> None:
         """Remove shards of an older generation, now that the manifest does not name them."""
-        for entry in list(os.scandir(self.path)):
-            if entry.name.endswith(SHARD_SUFFIX) and entry.name not in keep and not is_temporary(entry.name):
-                self.files.unlink(Path(entry.path))
+        old = [name for name in self.shard_files() if name not in keep]
+        for name in old:
+            self.files.unlink(self.path / name)
+        if old:
+            # Before the journal goes: it alone knows that these files belong to nothing.
+            self.files.sync_directory(self.path)
 
     def manifest_id(self) -> str | None:
         """Conversion id of the data set that is there, or ``None``."""
@@ -114,6 +157,16 @@ class Target:
         except LfdataError:
             return None
         return found if isinstance(found, str) else None
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise storage_error(path, "read", error) from error
 
 
 __all__ = ["ERRORS", "INDEX", "QUARANTINE", "RUN_LOG", "SHARD_SUFFIX", "Target"]
