@@ -28,7 +28,7 @@ def test_a_data_set_is_described_by_its_manifest(tmp_path: Path) -> None:
     assert result["statistics"]["sound"]["frames"] == {"min": 200, "max": 204, "sum": 1010}
     assert result["provenance"]["library"]["numpy"] and result["provenance"]["source"] == {"type": "test"}
     assert [(shard["first"], shard["stop"], shard["missing"]) for shard in result["shards"]] == [(0, 2, []), (2, 5, [])]
-    assert result["shards"][0]["sidecars"][0]["fields"] == ["score"]
+    assert result["shards"][0]["sidecars"][0]["fields"] == ("score",)
     assert result["index"]["state"] == "present" and result["bytes"]["index"] == (tmp_path / INDEX).stat().st_size
     run = CliRunner().invoke(command, [str(tmp_path)])
     assert run.exit_code == 0 and all(shard.file in run.output for shard in manifest.shards) and "caption (text)" in run.output

@@ -1,4 +1,5 @@
-"""``shard-builder stats``: distributions equal numpy's, suspicious values are found once each, and everything is deterministic."""
+"""``shard-builder stats``: distributions equal numpy's, suspicious values are found once each, and everything is
+deterministic."""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ def _without_sorting(chunks: Any, count: int, ranks: list[int]) -> list[int]:
 def test_equal_digests_are_grouped_by_field_in_order() -> None:
     with Buckets() as buckets:
         for index in (9, 1, 5):
-            buckets.add(record(0, b"A" * 16, index) + record(1, b"A" * 16, index + 100) + record(0, index.to_bytes(16, "big"), index))
+            buckets.add(
+                record(0, b"A" * 16, index) + record(1, b"A" * 16, index + 100) + record(0, index.to_bytes(16, "big"), index)
+            )
         buckets.add(b"")
         groups = [(field, indices.tolist()) for field, indices in buckets.groups()]
     assert sorted(groups) == [(0, [1, 5, 9]), (1, [101, 105, 109])]
@@ -105,7 +108,9 @@ def test_nothing_to_count(tmp_path: Path, shards: list[list[_build.Row]]) -> Non
     _build.build(tmp_path, shards)
     result = stats(tmp_path, workers=1)
     assert result["errors"] == [] and result["content"]["findings"] == [] and result["content"]["duplicates"] == []
-    assert all(field["present"] == 0 and not any(c["count"] for c in field["columns"].values()) for field in result["fields"].values())
+    assert all(
+        field["present"] == 0 and not any(c["count"] for c in field["columns"].values()) for field in result["fields"].values()
+    )
     run = CliRunner().invoke(command, [str(tmp_path), "--workers", "1"])
     assert run.exit_code == 0 and "nothing black" in run.output
 
@@ -141,8 +146,10 @@ def test_every_kind_of_odd_value_is_found_once(tmp_path: Path) -> None:
     result = stats(tmp_path, workers=2)
     keys = [key.decode() for key, _ in odd_rows()]
     expected = {
-        ("black", "image", "black"), ("white", "image", "white"), ("constant", "image", "grey"), ("transparent", "image", "clear"),
-        ("constant", "image", "clear"), ("silent", "sound", "silent"), ("clipped", "sound", "clipped"), ("constant", "sound", "offset"),
+        ("black", "image", "black"), ("white", "image", "white"), ("constant", "image", "grey"), ("transparent", "image",
+        "clear"),
+        ("constant", "image", "clear"), ("silent", "sound", "silent"), ("clipped", "sound", "clipped"), ("constant", "sound",
+        "offset"),
         ("empty", "sound", "no frames"), ("empty", "caption", "empty"), ("empty", "about", "empty"), ("empty", "blob", "empty"),
         ("empty", "ids", "empty"), ("blank", "caption", "blank"), ("empty", "about", "blank"), ("nan", "vector", "nan"),
         ("empty", "vector", "no elements"), ("undecodable", "caption", "undecodable"),

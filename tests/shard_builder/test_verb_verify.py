@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import _build
@@ -18,7 +21,7 @@ from lfdata.format.index import write_index
 from lfdata.format.meta import INDEX, MANIFEST, Manifest, ShardEntry, encode_manifest
 from lfdata.format.reader import ShardFile
 from shard_builder.examine.check_keys import ranges
-from shard_builder.examine.damage import Damage
+from shard_builder.examine.damage import MAX_LISTED, Damage, DamageList
 from shard_builder.examine.opened import DataSet
 from shard_builder.verbs.verify import VerifyReport, _payload_tasks, command, verify
 
@@ -172,7 +175,7 @@ def test_ranges_of_hashes_cover_all_without_overlap() -> None:
     for rows in (0, 1, 999_999, 1_000_001, 123_456_789):
         found = ranges(rows)
         assert found[0][0] == 0 and found[-1][1] == (1 << 64) - 1
-        assert all(a[1] + 1 == b[0] for a, b in zip(found, found[1:], strict=False))
+        assert all(a[1] + 1 == b[0] for a, b in itertools.pairwise(found))
 
 
 # -- decoding -------------------------------------------------------------------------------------------------------------
@@ -274,6 +277,15 @@ def test_exit_status_and_json(tmp_path: Path) -> None:
     assert CliRunner().invoke(command, [str(tmp_path / "empty")]).exit_code == 2
 
 
+def test_the_exit_status_of_the_program(tmp_path: Path) -> None:
+    manifest = _build.build(tmp_path, [_build.rows(1)])
+    _build.flip(tmp_path / manifest.shards[0].file, 40)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    for path, status in ((tmp_path, 1), (tmp_path / "nowhere", 2)):
+        arguments = [sys.executable, "-m", "shard_builder.cli", "verify", "--quick", str(path)]
+        assert subprocess.run(arguments, env=environment, capture_output=True, check=False).returncode == status
+
+
 def test_a_damaged_manifest_is_damage_and_the_shards_are_still_checked(tmp_path: Path) -> None:
     manifest = _build.build(tmp_path, [_build.rows(1)])
     text = (tmp_path / MANIFEST).read_bytes()
@@ -302,3 +314,23 @@ def _array(*numbers: int):  # type: ignore[no-untyped-def]
     import numpy as np
 
     return np.array(numbers, np.int64)
+
+
+def test_rows_that_a_manifest_only_claims_are_not_planned_for(tmp_path: Path) -> None:
+    manifest = _build.build(tmp_path, [_build.rows(1)])
+    manifest.shards = (entry(manifest, 0, rows=1 << 39),)
+    manifest.rows = 1 << 39
+    save(tmp_path, manifest)
+    report = verify(tmp_path, workers=1)
+    assert [item.code for item in faults(report)] == ["changed"] and report.values == 0
+
+
+def test_damage_is_joined_counted_and_bounded() -> None:
+    found = DamageList()
+    for row in range(5):
+        found.add(Damage("f", "corrupt", "index block", offset=1, row=row))
+    found.add(Damage("f", "corrupt", "index block", offset=1, row=2))
+    assert [(item.row, item.rows) for item in found.listed] == [(0, 5)] and "rows 0 to 4" in found.listed[0].line()
+    for row in range(0, 4 * MAX_LISTED, 2):
+        found.add(Damage("g", "corrupt", "x", row=row))
+    assert len(found.listed) == MAX_LISTED and found.unlisted == found.damaged - MAX_LISTED > 0

@@ -3,6 +3,7 @@ equal."""
 
 from __future__ import annotations
 
+import bisect
 from typing import Any
 
 import msgspec
@@ -97,7 +98,7 @@ def _equal_hashes(
 
 def member_of(data: DataSet, index: int) -> Member:
     """The base shard that holds a sample."""
-    number = int(np.searchsorted(data.starts, index, side="right")) - 1
+    number = bisect.bisect_right(data.starts, index) - 1
     return Member(number, data.manifest.shards[number])
 
 

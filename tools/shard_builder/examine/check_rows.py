@@ -27,16 +27,16 @@ def rows(data: DataSet, task: dict[str, Any], progress: Progress) -> dict[str, A
         file = data.file(member)
     except LfdataError:
         return {"damage": [], "values": 0}  # the operation "file" reports it, once
-    values = 0
+    checks = [
+        _FieldCheck(data, member, FieldReader(file, field.name), ordinal, progress)
+        for ordinal, field in enumerate(file.fields)
+        if field.kind != "scalar" and ordinal not in task.get("skip", ())
+    ]
     for start in range(task["start"], task["stop"], BATCH):
-        stop = min(start + BATCH, task["stop"])
-        for ordinal, field in enumerate(file.fields):
-            if field.kind == "scalar" or ordinal in task.get("skip", ()):
-                continue
-            check = _FieldCheck(data, member, FieldReader(file, field.name), ordinal, progress)
-            for item in check.run(start, stop):
+        for check in checks:
+            for item in check.run(start, min(start + BATCH, task["stop"])):
                 found.add(item)
-            values += check.values
+    values = sum(check.values for check in checks)
     return {"damage": msgspec.to_builtins(found.listed), "unlisted": found.unlisted, "values": values}
 
 

@@ -120,18 +120,24 @@ class DamageList:
         last = self.listed[-1] if self.listed else None
         if last is not None and what == (last.file, last.code, last.reason, last.offset, last.field) and _follows(last, item):
             last.rows += item.rows
+            self._note((*what, item.row))
             return
-        if len(self._seen) < 4 * MAX_LISTED:
-            identity = (*what, item.row)
-            if identity in self._seen:
-                return
-            self._seen.add(identity)
+        if not self._note((*what, item.row)):
+            return
         if item.level == "warning":
             self.warnings += 1
         else:
             self.damaged += 1
         if len(self.listed) < MAX_LISTED:
             self.listed.append(item)
+
+    def _note(self, identity: tuple[Any, ...]) -> bool:
+        """Whether this is new, as far as memory goes."""
+        if identity in self._seen:
+            return False
+        if len(self._seen) < 4 * MAX_LISTED:
+            self._seen.add(identity)
+        return True
 
     @property
     def unlisted(self) -> int:

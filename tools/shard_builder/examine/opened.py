@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,8 @@ from lfdata.format.meta import INDEX, MANIFEST, Manifest, ShardEntry, SidecarEnt
 from lfdata.format.reader import ShardFile
 
 CACHE_BYTES = 64 << 20
-OPEN_FILES = 16
+# Descriptors are bounded by the pool; these are small objects and mappings.
+OPEN_FILES = 1024
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,16 @@ class DataSet:
             if len(self._shards) > OPEN_FILES:
                 self._shards.popitem(last=False)
         return found
+
+    def plausible_rows(self, member: Member) -> int:
+        """Rows the manifest gives a file, or 0 if the file is missing or too small for them: nothing is planned by a bare
+        claim."""
+        try:
+            size = os.stat(self.path / member.file).st_size
+        except OSError:
+            return 0
+        least = 24 if member.sidecar is None else 1  # KOFF, KHSH and KROW; at least a one-byte column
+        return member.base.rows if size >= member.base.rows * least else 0
 
     def base_of(self, member: Member) -> ShardFile | None:
         """The base file of a member's shard; ``None`` for a sidecar alone."""

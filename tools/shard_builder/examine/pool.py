@@ -31,6 +31,8 @@ Task = dict[str, Any]
 
 NOTE = struct.Struct("<QQQ")  # a counter that moves, row + 1 (0: none), field ordinal
 START_SECONDS = 120.0
+# Every death costs a new process: a data set that kills more decoders than this is hopeless, and is left sooner.
+MAX_DEATHS = 1000
 _LOOK_SECONDS = 0.5
 
 
@@ -77,6 +79,7 @@ class Pool:
         self._timeout = timeout
         self._module = module
         self._workers: list[_Process] = []
+        self._deaths = 0
         self._selector = selectors.DefaultSelector()
 
     def __enter__(self) -> Self:
@@ -202,7 +205,12 @@ class Pool:
             job.failures.append(Failure(task, code, reason))
             return
         row -= 1
+        self._deaths += 1
         job.failures.append(Failure(task, code, reason, row, ordinal))
+        if self._deaths > MAX_DEATHS:
+            left = f"not looked at, after {MAX_DEATHS} processes died"
+            job.failures.append(Failure(task | {"start": row}, "unchecked", left))
+            return
         rest = [task | {"start": row, "stop": row + 1, "skip": [*task.get("skip", ()), ordinal]}]
         if task["start"] < row:
             rest.append(task | {"stop": row})

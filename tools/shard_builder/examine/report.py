@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+from tqdm import tqdm
 
 from shard_builder.examine.text import number_text, shorten, size_text, visible
 
 Echo = Callable[[str], None]
+Progress = Callable[[int, int], None]
+"""Called with (tasks done, tasks in all)."""
 _COLUMNS = ("min", "p1", "p5", "p50", "p95", "p99", "max", "mean")
 _SHOWN_VALUES = 12
 _SHOWN_EXAMPLES = 10
 _SHOWN_SHARDS = 20
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Progress]:
+    """A bar on standard error, if that is a terminal."""
+    with tqdm(desc=what, unit=" tasks", disable=None, leave=False) as bar:
+
+        def step(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield step
 
 
 def print_stats(result: dict[str, Any], echo: Echo) -> None:

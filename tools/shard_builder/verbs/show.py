@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -170,9 +171,7 @@ def _indices(_: click.Context, __: click.Parameter, text: str | None) -> list[in
     help="With --sample or --key: write its values as files.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
-@click.pass_context
 def command(
-    ctx: click.Context,
     /,
     dataset: Path,
     index: int | None,
@@ -191,7 +190,8 @@ def command(
         raise OptionError("--extract needs --sample or --key")
     else:
         bad = _sheet(dataset, as_json, **sheet)
-    ctx.exit(1 if bad else 0)
+    if bad:
+        sys.exit(1)
 
 
 def _sheet(dataset: Path, as_json: bool, *, output: Path, indices: list[int] | None, **options: Any) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from lfdata.errors import OptionError
 from shard_builder.examine.check_keys import member_of
 from shard_builder.examine.content import SAMPLE
 from shard_builder.examine.duplicates import Buckets
-from shard_builder.examine.opened import DataSet, is_data_set
+from shard_builder.examine.opened import DataSet, Member, is_data_set
 from shard_builder.examine.pool import Failure, Pool, Task
-from shard_builder.examine.report import print_stats
+from shard_builder.examine.report import Progress, print_stats, progress_bar
 from shard_builder.examine.text import key_text, visible
 
 RANGE_BYTES = 32 << 20
@@ -27,9 +28,6 @@ MAX_TEXTS = 10_000
 TOP_TEXTS = 50
 VALUE_SECONDS = 120.0
 WHOLE_SAMPLE = "(whole sample)"
-
-Progress = Callable[[int, int], None]
-"""Called with (tasks done, tasks in all)."""
 
 
 def stats(
@@ -126,9 +124,12 @@ class _Content:
         self.samples = self.data.manifest.rows if chosen is None else len(chosen)
         for number, shard in enumerate(self.data.manifest.shards):
             size = shard.bytes + sum(sidecar.bytes for sidecar in shard.sidecars)
-            step = max(1, min(RANGE_ROWS, RANGE_BYTES * shard.rows // max(1, size)))
-            for start in range(0, shard.rows, step):
-                task: Task = {"op": "content", "shard": number, "start": start, "stop": min(start + step, shard.rows)}
+            rows = self.data.plausible_rows(Member(number, shard))
+            if rows < shard.rows:
+                self.errors.append(f"shard {number}: {shard.file}: missing, or too small for its {shard.rows} rows")
+            step = max(1, min(RANGE_ROWS, RANGE_BYTES * rows // max(1, size)))
+            for start in range(0, rows, step):
+                task: Task = {"op": "content", "shard": number, "start": start, "stop": min(start + step, rows)}
                 if chosen is None:
                     yield task
                     continue
@@ -160,7 +161,8 @@ class _Content:
 
     def _failed(self, task: Task, failure: Failure) -> None:
         if failure.row < 0:
-            self.errors.append(f"shard {task['shard']}, rows {task['start']} to {task['stop'] - 1}: {failure.reason}")
+            part = failure.task
+            self.errors.append(f"shard {task['shard']}, rows {part['start']} to {part['stop'] - 1}: {failure.reason}")
             return
         field = list(self.data.schema)[failure.field] if failure.field < len(self.data.schema) else "?"
         self._find(
@@ -225,9 +227,7 @@ def _top(table: dict[str, int] | None) -> dict[str, Any]:
     help="Seconds one value may take to decode.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
-@click.pass_context
 def command(
-    ctx: click.Context,
     dataset: Path,
     content: bool,
     limit: int | None,
@@ -242,9 +242,12 @@ def command(
 
     Exit status: 0, or 1 if part of the data set could not be read (`shard-builder verify` says more).
     """
-    result = stats(dataset, workers=workers, content=content, limit=limit, listed=listed, timeout=timeout)
+    with progress_bar("stats") as progress:
+        options: dict[str, Any] = {"content": content, "limit": limit, "listed": listed, "timeout": timeout}
+        result = stats(dataset, workers=workers, progress=progress, **options)
     if as_json:
         click.echo(msgspec.json.encode(result).decode())
     else:
         print_stats(result, click.echo)
-    ctx.exit(1 if result["errors"] else 0)
+    if result["errors"]:
+        sys.exit(1)

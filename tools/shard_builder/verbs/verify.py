@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from shard_builder.examine.check_keys import ranges
 from shard_builder.examine.damage import Damage, DamageList, code_of, place, reason_of
 from shard_builder.examine.opened import DataSet, is_data_set
 from shard_builder.examine.pool import Failure, Pool, Task
+from shard_builder.examine.report import Progress, progress_bar
 from shard_builder.examine.text import visible
 
 RANGE_BYTES = 32 << 20
@@ -26,9 +29,6 @@ PART_BYTES = 256 << 20
 SLOWEST_BYTES_A_SECOND = 4 << 20
 VALUE_SECONDS = 120.0
 EXIT_DAMAGED, EXIT_UNREADABLE = 1, 2
-
-Progress = Callable[[int, int], None]
-"""Called with (tasks done, tasks in all)."""
 
 
 class VerifyReport(msgspec.Struct):
@@ -164,7 +164,7 @@ def _tasks(data: DataSet, quick: bool, with_index: bool) -> Iterator[Task]:
         yield _file_task({"path": os.fsencode(data.index_path)}, data.index_path.stat().st_size)
         yield from ({"op": "index", "shard": number} for number in range(len(data.manifest.shards)))
     yield from _payload_tasks(data, quick)
-    for low, high in ranges(data.manifest.rows):
+    for low, high in ranges(sum(data.plausible_rows(member) for member in data.members if member.sidecar is None)):
         yield {"op": "keys", "low": low, "high": high, "index": with_index}
 
 
@@ -174,7 +174,7 @@ def _payload_tasks(data: DataSet, quick: bool) -> Iterator[Task]:
     for number, member in enumerate(data.members):
         parts = -(-member.size // PART_BYTES)
         yield from ({"op": "groups", "member": number, "part": part, "parts": parts} for part in range(parts))
-        total = member.base.rows
+        total = data.plausible_rows(member)
         step = max(1, min(RANGE_ROWS, RANGE_BYTES * total // max(1, member.size)))
         for start in range(0, total, step):
             yield {"op": "rows", "member": number, "start": start, "stop": min(start + step, total)}
@@ -227,13 +227,13 @@ def _failed(plan: _Plan, task: Task, failure: Failure) -> Damage:
         member = plan.data.members[task["member"]]
         item.shard = member.number
         if failure.row >= 0:
-            fields = plan.data.file(member).fields
             where = place(plan.data, member, failure.row)
             item.row, item.index, item.key = where["row"], where["index"], where["key"]
-            item.field = fields[failure.field].name if failure.field < len(fields) else None
+            with contextlib.suppress(LfdataError, IndexError):
+                item.field = plan.data.file(member).fields[failure.field].name
             item.reason = f"decoding this value: {failure.reason}"
-        elif "start" in task:
-            item.row, item.rows = task["start"], task["stop"] - task["start"]
+        elif "start" in failure.task:
+            item.row, item.rows = failure.task["start"], failure.task["stop"] - failure.task["start"]
     return item
 
 
@@ -249,22 +249,23 @@ def _failed(plan: _Plan, task: Task, failure: Failure) -> Damage:
     help="Seconds one value may take to decode.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
-@click.pass_context
-def command(ctx: click.Context, dataset: Path, workers: int, quick: bool, timeout: float, as_json: bool) -> None:
+def command(dataset: Path, workers: int, quick: bool, timeout: float, as_json: bool) -> None:
     """Check every checksum and decode every value of DATASET (a directory, or one shard file), in parallel.
 
     Exit status: 0 intact, 1 damaged, 2 nothing that could be checked.
     """
     try:
-        report = verify(dataset, workers=workers, quick=quick, timeout=timeout)
+        with progress_bar("verify") as progress:
+            report = verify(dataset, workers=workers, quick=quick, timeout=timeout, progress=progress)
     except LfdataError as error:
         click.echo(f"error: {error}", err=True)
-        ctx.exit(EXIT_UNREADABLE)
+        sys.exit(EXIT_UNREADABLE)
     if as_json:
         click.echo(msgspec.json.encode(to_json(report)).decode())
     else:
         _print(report)
-    ctx.exit(0 if report.intact else EXIT_DAMAGED)
+    if not report.intact:
+        sys.exit(EXIT_DAMAGED)
 
 
 def to_json(report: VerifyReport) -> dict[str, Any]:
