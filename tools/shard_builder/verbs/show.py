@@ -172,7 +172,6 @@ def _indices(_: click.Context, __: click.Parameter, text: str | None) -> list[in
 )
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def command(
-    /,
     dataset: Path,
     index: int | None,
     key: str | None,
