@@ -32,7 +32,8 @@ _decode = msgspec.msgpack.Decoder(tuple[bool, bytes, int, bytes, int, str, str])
 class TarNotes:
     """What a scan learns beside the records; bounded and deterministic."""
 
-    groups: int = 0
+    whole: int = 0
+    faults: int = 0
     without_fields: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     extensions: Counter[str] = field(default_factory=Counter)
@@ -115,9 +116,11 @@ class TarScan:
             for member in members(self._stream):
                 self._feed(member)
         except NoEnd as fault:
+            self._notes.faults += 1
             self._without_end(fault)
             return None
         except TarFault as fault:
+            self._notes.faults += 1
             return self._cut(fault)
         self._finish(self._grouper.take())
         return None
@@ -154,20 +157,21 @@ class TarScan:
 
     def _cut(self, fault: TarFault) -> TarFault | None:
         """The tar ends at a fault: the sample it cuts is bad, those before stay."""
-        why = (fault.code, f"{fault.reason} (byte {fault.offset})")
-        named = ""
+        taken = False
         if fault.member is not None:
-            done, named = self._grouper.feed(fault.member)
+            done, left_out = self._grouper.feed(fault.member)
             self._finish(done)
+            taken = not left_out
         group = self._grouper.take()
         # Data after the end, or a bad checksum over all of it, cuts no sample; then the fault stands alone, after the samples.
         whole = fault.code in ("trailing-data", "gzip-crc") and fault.member is None
-        if group is not None and not whole:
-            group.problem = why
+        if group is None or whole:
             self._finish(group)
-            return None if fault.member is not None and not named else fault
+            return fault
+        group.problem = (fault.code, f"{fault.reason} (byte {fault.offset}); nothing after it is read")
         self._finish(group)
-        return fault
+        # A bad header may hide any number of samples behind it, so it is reported for itself as well.
+        return None if taken or fault.code == "truncated" else fault
 
     def _present(self, group: Group) -> frozenset[int]:
         columns = enumerate(self._rules.columns)
@@ -176,7 +180,6 @@ class TarScan:
     def _finish(self, group: Group | None) -> None:
         if group is None:
             return
-        self._notes.groups += 1
         for extension in group.members:
             self._notes.count(extension)
         places, size = [], 0
@@ -194,6 +197,7 @@ class TarScan:
             self._notes.without_fields += 1
             return
         self._before = frozenset(number for number, _, _ in places)
+        self._notes.whole += group.problem is None
         code, reason = group.problem or ("", "")
         self._put(group.key, group.start, b"" if code else _encode((self._tar, group.start, places)), size, code, reason)
 

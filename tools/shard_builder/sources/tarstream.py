@@ -133,10 +133,9 @@ class GzipStream:
             raise SampleError("gzip", f"the gzip stream is broken: {error}") from None
         except gzip.BadGzipFile as error:
             if str(error).startswith("Not a gzipped"):
-                code, what = (
-                    ("trailing-data", "bytes that are not gzip follow the gzip stream") if self._start else ("gzip", "not gzip")
-                )
-                raise SampleError(code, what) from None
+                if self._start or self._buffer:
+                    raise SampleError("trailing-data", "bytes that are not gzip follow the gzip stream") from None
+                raise SampleError("gzip", "not gzip") from None
             code = "gzip-crc" if "CRC" in str(error) or "length" in str(error) else "gzip"
             raise SampleError(code, f"the gzip stream is broken: {error}") from None
         if self._start + len(self._buffer) + len(data) > self._limit:
@@ -290,8 +289,8 @@ def _check_head(stream: ByteStream) -> None:
 
 def _member(info: tarfile.TarInfo, start: int) -> Member:
     name = info.name.encode("utf-8", "surrogateescape")
-    if info.size < 0:
-        raise TarFault("tar-header", "a member of negative size", start)
+    if not 0 <= info.size < 1 << 62:
+        raise TarFault("tar-header", f"a member of {'negative' if info.size < 0 else 'impossible'} size", start)
     return Member(name, start, info.offset_data, info.size, _why_skipped(info, name))
 
 

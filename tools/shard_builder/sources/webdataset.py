@@ -150,12 +150,11 @@ class WebDatasetSource:
         for tar in range(len(self._tars)):
             with self._tars.stream(tar, self._unpacked) as stream:
                 yield from TarScan(tar, tar if units else 0, self._tars.name(tar), stream, rules, self._notes).run()
-        if self._notes.groups:
-            for spec, column in zip(self.fields, self._columns, strict=True):
-                if not self._notes.extensions.keys() & set(column):
-                    raise SourceError(
-                        f"no sample has a member for field {spec.name!r} ({spec.column}); extensions: {self._notes.listing()}"
-                    )
+        if self._notes.whole and not self._notes.faults:  # what lies behind a fault is unknown
+            for number, spec in enumerate(self.fields):
+                if not self._notes.present[number]:
+                    there = self._notes.listing()
+                    raise SourceError(f"no sample has a member for field {spec.name!r} ({spec.column}); extensions: {there}")
 
     def stage(self, unit: int, directory: Path) -> None:
         """Decompress a compressed tar to ``directory/unit-NNNNNN.tar``, as far as :meth:`scan` could read it.
