@@ -52,7 +52,6 @@ demo: $(INSTALLED)  ## convert the sample set, verify, iterate, contact sheet
 	$(BIN)/shard-builder inspect $(DEMO)/dataset
 	$(BIN)/python samples/demo.py $(DEMO)/dataset
 	$(BIN)/shard-builder show $(DEMO)/dataset --output $(DEMO)/contact.png
-	@echo "contact sheet: $(DEMO)/contact.png"
 
 lint: $(INSTALLED)  ## format, style, types, import contracts
 	$(BIN)/ruff format --check .

@@ -1,4 +1,7 @@
-"""Reads a data set as a training script would, and prints what is in it and how fast it came: ``python samples/demo.py DATASET``."""
+"""Reads a data set as a training script would and prints what is in it and how fast it came.
+
+``python samples/demo.py DATASET``
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ def main(path: str) -> None:
             samples += 1
             values += sum(value is not None for value in sample.values())
         passes += 1
-    print(f"read and decoded in one process: {samples / elapsed:,.0f} samples/s ({passes} passes, {values / samples:.1f} values a sample)")
+    rate = f"{samples / elapsed:,.0f} samples/s"
+    print(f"read and decoded in one process: {rate} ({passes} passes, {values / samples:.1f} values a sample)")
 
 
 def describe(value: object) -> str:
