@@ -118,7 +118,9 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(root: Path, monkeypatc
     assert caught.value.code == "changed"
 
 
-def test_a_directory_swapped_for_a_link_after_the_check_does_not_lead_outside(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_swapped_for_a_link_after_the_check_does_not_lead_outside(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, outside = os.open, root.parent / "rootx"
     (outside / "a.bin").write_bytes(b"outside")
 

@@ -131,7 +131,7 @@ def test_declared_fields_replace_the_default_ones(tmp_path: Path) -> None:
 def test_options_and_roots_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     root = fill(tmp_path / "r", "c/1.png")
     for options in ({"links": "maybe"}, {"max_file_bytes": "many"}, {"colour": "red"}):
-        with pytest.raises(OptionError, match="expected|valid"):
+        with pytest.raises(OptionError, match=r"expected|valid"):
             open_source(str(root), **options)
     with pytest.raises(SourceError):
         open_source(str(tmp_path / "none"), kind="image-folder")
