@@ -27,6 +27,7 @@ Buffer = bytes | bytearray | memoryview
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Errors after which a rename may have happened all the same (network file systems resend a lost reply).
 _RENAME_UNSURE = (errno.ENOENT, errno.ESTALE, errno.EIO, errno.ETIMEDOUT)
+_MAX_INTERRUPTIONS = 1000  # in one write: a system that answers nothing else is broken, and waiting for ever is no answer
 _VISIBILITY_WAITS = (0.01, 0.05, 0.2, 0.5, 1.0)
 
 
@@ -50,10 +51,14 @@ class OutputFile:
     def write(self, data: Buffer) -> None:
         """Append all of ``data``. Raises :class:`StorageError`; the file is then of no use."""
         view = memoryview(data).cast("B")
+        interruptions = 0
         while len(view):
             try:
                 written = self.files.call("write", self.path, partial(os.write, self._descriptor, view), offset=self.position, data=view)
-            except InterruptedError:
+            except InterruptedError as error:
+                interruptions += 1
+                if interruptions > _MAX_INTERRUPTIONS:
+                    raise storage_error(self.path, "write", error) from error
                 continue
             except OSError as error:
                 raise storage_error(self.path, "write", error) from error

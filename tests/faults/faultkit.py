@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Self
 
 import lfdata
 import shard_builder.sources
-from lfdata.errors import LfdataError, SampleError
+from lfdata.errors import SampleError
 from lfdata.format.durable import Files
 from lfdata.format.meta import read_manifest
 from lfdata.format.verify import verify_file
@@ -34,8 +35,7 @@ FIELDS = (
     FieldSpec("ids", "tokens", "ids", "inline", {"vocab": "70000"}),
     FieldSpec("label", "scalar", "label", "inline", {"dtype": "int64"}),
 )
-BLOBS = ConvertOptions(segment_rows=40, shard_bytes=14_000, group_bytes=2_000, workers=1)
-SMALL = BLOBS
+SMALL = ConvertOptions(segment_rows=40, shard_bytes=14_000, group_bytes=2_000, workers=1)
 RECORDS = 100
 COMPARED = (".lfd", "manifest.json", "index.lfi", "errors.jsonl")
 
@@ -202,4 +202,8 @@ def readable(target: Path) -> str:
     return hashlib.sha256((target / "manifest.json").read_bytes()).hexdigest()
 
 
-__all__ = ["LfdataError", "InProcessPool", "SMALL", "Synthetic", "convert", "digests", "finish", "leftovers", "readable", "run", "synthetic", "values", "verified"]
+def expected_digests(source: Synthetic, options: ConvertOptions = SMALL) -> dict[str, str]:
+    """Digests after an uninterrupted run."""
+    with tempfile.TemporaryDirectory() as folder:
+        run(Path(folder, "target"), source, options)
+        return digests(Path(folder, "target"))
