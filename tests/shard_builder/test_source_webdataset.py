@@ -253,6 +253,12 @@ def test_gzip_members_are_decompressed_only_when_asked(tmp_path: Path) -> None:
     assert samples[b"x"] == {"t": packed}
     samples, _ = everything(source(path, asked, gunzip="yes"), tmp_path)
     assert samples == {b"x": {"t": b"hello world"}, b"y": {"t": b"plain, in spite of its name"}}
+    samples, _ = everything(source(path, [FieldSpec("t", "bytes", "txt")], gunzip="yes"), tmp_path)
+    assert samples[b"x"] == {"t": b"hello world"}
+    samples, _ = everything(
+        source(write(tmp_path / "p.tar", [("x.txt", packed)]), [FieldSpec("t", "bytes", "txt")], gunzip="yes"), tmp_path
+    )
+    assert samples[b"x"] == {"t": packed}  # its name does not say gzip
     broken = [packed[:-3], packed[:-8] + bytes(4) + packed[-4:], packed + b"tail", gzip.compress(bytes(1 << 24))]
     members = [(f"{n}.txt.gz", data) for n, data in enumerate(broken)]
     opened = source(write(tmp_path / "b.tar", members), asked, gunzip="yes", max_member_bytes="1M")

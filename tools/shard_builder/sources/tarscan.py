@@ -184,19 +184,20 @@ class TarScan:
             self._notes.count(extension)
         places, size = [], 0
         for number, column in enumerate(self._rules.columns):
-            member = next((group.members[extension] for extension in column if extension in group.members), None)
-            if member is None:
+            alternative = next((n for n, extension in enumerate(column) if extension in group.members), None)
+            if alternative is None:
                 continue
+            member = group.members[column[alternative]]
             if member.size > self._rules.max_member_bytes and group.problem is None:
                 limit = f"the limit is {self._rules.max_member_bytes} (option max_member_bytes)"
                 group.problem = ("too-large", f"member {show(member.name)!r} of {member.size} bytes; {limit}")
-            places.append((number, member.offset, member.size))
+            places.append((number, alternative, member.offset, member.size))
             size += member.size
             self._notes.present[number] += 1
         if not places and group.problem is None:
             self._notes.without_fields += 1
             return
-        self._before = frozenset(number for number, _, _ in places)
+        self._before = frozenset(number for number, *_ in places)
         self._notes.whole += group.problem is None
         code, reason = group.problem or ("", "")
         self._put(group.key, group.start, b"" if code else _encode((self._tar, group.start, places)), size, code, reason)

@@ -26,7 +26,7 @@ from shard_builder.sources.guess import guess_fields, guess_notes
 from shard_builder.sources.options import SourceOptions
 from shard_builder.sources.tarlist import Tars
 from shard_builder.sources.tarscan import NO_END, TarNotes, TarRules, TarScan
-from shard_builder.sources.tarstream import GzipStream, TarFault, members
+from shard_builder.sources.tarstream import GZIP_MAGIC, GzipStream, TarFault, members
 
 _VALID = {
     "key_split": "|".join(SPLITS),
@@ -39,7 +39,7 @@ _VALID = {
 _GUESS_SAMPLES = 64
 _GUESS_MEMBERS = 100_000
 
-_decode = msgspec.msgpack.Decoder(tuple[int, int, list[tuple[int, int, int]]]).decode
+_decode = msgspec.msgpack.Decoder(tuple[int, int, list[tuple[int, int, int, int]]]).decode
 
 
 class WebDatasetSource:
@@ -76,7 +76,7 @@ class WebDatasetSource:
         self._no_end = reader.choice("no_end", NO_END, "check")
         self.fields: Sequence[FieldSpec] = self._guess() if fields is None else _check(fields)
         self._remarks = guess_notes(self.fields) if fields is None else []
-        self._columns = [tuple(part.strip().lstrip(".").lower() for part in spec.column.split(";")) for spec in self.fields]
+        self._columns = [_extensions(spec.column, self._gunzip) for spec in self.fields]
         self._notes = TarNotes()
         self._stage_dir = stage_dir
         self._open: tuple[int, int] = (-1, -1)  # unit, descriptor
@@ -198,11 +198,11 @@ class WebDatasetSource:
         unit, start, places = _decode(locator)
         path = f"{self._tars.name(unit)}: byte {start}"
         values: dict[str, Any] = {}
-        for field, offset, size in places:
+        for field, alternative, offset, size in places:
             spec = self.fields[field]
             try:
                 data = self._read(unit, offset, size)
-                if self._gunzip and size and self._is_gzip(field, data):
+                if self._gunzip and self._columns[field][alternative].endswith(".gz") and data[:2] == GZIP_MAGIC:
                     data = gunzip(data, self._limit)
                 refuse_pointer(data, path)
             except SampleError as error:
@@ -210,9 +210,6 @@ class WebDatasetSource:
                 raise
             values[spec.name] = data
         return RawSample(values, path)
-
-    def _is_gzip(self, field: int, data: bytes) -> bool:
-        return any(column.endswith(".gz") for column in self._columns[field]) and data[:2] == b"\x1f\x8b"
 
     def _read(self, unit: int, offset: int, size: int) -> bytes:
         try:
@@ -238,6 +235,13 @@ class WebDatasetSource:
             else:
                 self._open = (unit, os.open(self._staged(unit, self._stage_dir), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
         return self._open[1]
+
+
+def _extensions(column: str, gunzip: bool) -> tuple[str, ...]:
+    """What a column names, in order of preference; where gzip members are decompressed, ``txt`` also stands for ``txt.gz``."""
+    named = [part.strip().lstrip(".").lower() for part in column.split(";")]
+    more = [f"{name}.gz" for name in named if gunzip and not name.endswith(".gz")]
+    return tuple(dict.fromkeys([*named, *more]))
 
 
 def _check(fields: Sequence[FieldSpec]) -> Sequence[FieldSpec]:
