@@ -8,13 +8,15 @@ import wave
 from pathlib import Path
 
 import _build
+import msgspec
 import numpy as np
 import pytest
+import zstandard
 from click.testing import CliRunner
 from PIL import Image, features
 
 from lfdata.codecs.base import Encoded
-from lfdata.errors import KeyMissingError, OptionError
+from lfdata.errors import KeyMissingError, OptionError, StorageError
 from shard_builder.examine.opened import DataSet
 from shard_builder.examine.sample import load
 from shard_builder.examine.tiles import FAULT, PAPER, Font, caption, picture_tile, wave_tile
@@ -233,6 +235,21 @@ def test_a_damaged_value_of_one_sample_is_told_and_the_others_shown(tmp_path: Pa
     _build.flip(tmp_path / manifest.shards[0].file, 4100)
     run = CliRunner().invoke(command, [str(tmp_path), "--sample", "0"])
     assert run.exit_code == 1 and "BAD: " in run.output and "picture number 0" in run.output
+
+
+def test_a_value_that_json_cannot_say_is_shown_all_the_same(tmp_path: Path) -> None:
+    packed = msgspec.msgpack.encode({(1, 2): [{3: [[[["deep\x1b"]]]]}]})
+    encoded = Encoded(zstandard.ZstdCompressor().compress(packed), {"raw_bytes": len(packed)})
+    _build.build(tmp_path / "set", [[(b"k", {"about": encoded})]])
+    for extra in ((), ("--json",)):
+        run = CliRunner().invoke(command, [str(tmp_path / "set"), "--sample", "0", *extra])
+        assert run.exit_code == 0 and "\x1b" not in run.output and "deep" in run.output
+    assert contact_sheet(tmp_path / "set")[1] == []
+    run = CliRunner().invoke(command, [str(tmp_path / "set"), "--sample", "0", "--extract", str(tmp_path / "out")])
+    assert run.exit_code == 0 and {path.name for path in (tmp_path / "out").iterdir()} == {"sample-0-003.zst", "sample-0.json"}
+    (tmp_path / "file").write_bytes(b"")
+    run = CliRunner().invoke(command, [str(tmp_path / "set"), "--sample", "0", "--extract", str(tmp_path / "file" / "x")])
+    assert isinstance(run.exception, StorageError)
 
 
 def test_the_command_writes_the_sheet_and_lists_faults(tmp_path: Path) -> None:

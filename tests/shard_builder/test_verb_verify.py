@@ -25,6 +25,7 @@ from shard_builder.examine.damage import MAX_LISTED, Damage, DamageList
 from shard_builder.examine.opened import DataSet
 from shard_builder.verbs.verify import VerifyReport, _payload_tasks, command, verify
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "v1.0"
 TEXT = {"caption": ("text", {})}
 
 
@@ -74,6 +75,14 @@ def test_single_files_of_each_kind(tmp_path: Path) -> None:
     for path, values in ((base, 14), (side, 2), (tmp_path / INDEX, 0)):
         report = verify(path, workers=1)
         assert (report.damage, report.values) == ([], values), path.name
+
+
+@pytest.mark.parametrize(
+    "directory", sorted(path.parent for path in GOLDEN.glob("*/manifest.json")), ids=lambda path: path.name
+)
+def test_golden_data_sets_are_intact(directory: Path) -> None:
+    report = verify(directory, workers=1)
+    assert report.damage == [] and report.files > 0
 
 
 # -- damage ---------------------------------------------------------------------------------------------------------------
@@ -206,7 +215,7 @@ def test_a_decoder_that_dies_or_hangs_is_damage_at_its_value_and_the_rest_is_che
     rows.append((b"both", {"caption": "CRASH", "second": "CRASH"}))
     rows.append((b"bad", {"caption": Encoded(b"\xff")}))
     _build.build(tmp_path, [rows], fields)
-    report = verify(tmp_path, workers=2, timeout=0.7, worker_module="_hostile_worker")
+    report = verify(tmp_path, workers=2, timeout=2.5, worker_module="_hostile_worker")
     assert [(item.row, item.key, item.field, item.code) for item in faults(report)] == [
         (3, "k3", "caption", "crash"),
         (11, "k11", "caption", "timeout"),

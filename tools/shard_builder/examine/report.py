@@ -115,8 +115,9 @@ def print_set(result: dict[str, Any], echo: Echo) -> None:
     echo("fields:")
     for field in result["fields"]:
         echo(f"  {visible(field['name'])} ({field['kind']}) {visible(_compact(field['params']))}")
-        for name, value in result["statistics"].get(field["name"], {}).items():
-            echo(f"    {name}: {_statistic(value)}")
+        statistics = result["statistics"].get(field["name"])
+        for name, value in statistics.items() if isinstance(statistics, dict) else ():
+            echo(f"    {visible(name)}: {_statistic(value)}")
     echo("provenance:")
     for name, value in result["provenance"].items():
         echo(f"  {visible(name)}: {visible(value if isinstance(value, str) else _compact(value))}")
@@ -158,5 +159,5 @@ def _compact(value: object) -> str:
 
 def _statistic(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {number_text(number)}" for name, number in value.items())
+        return ", ".join(f"{visible(name)} {number_text(number)}" for name, number in value.items())
     return number_text(value)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from lfdata.codecs.image import IMAGE_CODECS
 from lfdata.errors import LfdataError, OptionError
+from lfdata.format.durable import storage_error
 from shard_builder.examine.check_keys import member_of
 from shard_builder.examine.damage import code_of, reason_of
 from shard_builder.examine.opened import DataSet
@@ -134,9 +135,20 @@ def describe_value(value: Value) -> dict[str, Any]:
             found |= {"count": len(value.value), "first": bytes(value.value[:FIRST_IDS]).hex(" ")}
         case "scalar":
             found |= {"value": value.value.item()}
+        case "json":
+            # MessagePack has maps with keys that JSON has not: such a value is shown as Python would.
+            found |= {"value": value.value if as_json(value.value) is not None else visible(repr(value.value))}
         case _:
             found |= {"value": value.value}
     return found
+
+
+def as_json(value: Any) -> bytes | None:
+    """Readable JSON, or ``None`` if the value has none."""
+    try:
+        return msgspec.json.format(msgspec.json.encode(value), indent=2)
+    except (TypeError, ValueError, RecursionError):
+        return None
 
 
 def _summary(array: NDArray[Any]) -> dict[str, Any]:
@@ -169,7 +181,10 @@ def extract(sample: Sample, directory: Path) -> list[Path]:
     """
     about = describe(sample)
     written = []
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise storage_error(directory, "mkdir", error) from error
     for value in sample.values:
         found = _as_file(value)
         if found is not None:
@@ -186,6 +201,8 @@ def _write(path: Path, data: Any) -> Path:
             stream.write(data)
     except FileExistsError as error:
         raise OptionError(f"{path}: exists already; choose another directory") from error
+    except OSError as error:
+        raise storage_error(path, "write", error) from error
     return path
 
 
@@ -204,11 +221,8 @@ def _as_file(value: Value) -> tuple[str, Any] | None:
         case "array":
             return ("bin", value.payload) if value.error else ("npy", _npy(value.value))
         case "json":
-            return (
-                ("zst", value.payload)
-                if value.error
-                else ("json", msgspec.json.format(msgspec.json.encode(value.value), indent=2))
-            )
+            text = None if value.error else as_json(value.value)
+            return ("zst", value.payload) if text is None else ("json", text)
         case "text":
             return "txt", value.payload
     return "bin", value.payload

@@ -131,11 +131,13 @@ def _lines(value: Value) -> list[str]:
     return [f"{value.name}: {data}"]
 
 
-def _brief(item: Any) -> str:
+def _brief(item: Any, *, inside: bool = False) -> str:
     if isinstance(item, list):
-        return f"[{len(item)}] " + shorten(", ".join(_brief(part) for part in item[:4]), 60)
+        return f"[{len(item)}]" + (
+            "" if inside else " " + shorten(", ".join(_brief(part, inside=True) for part in item[:4]), 60)
+        )
     if isinstance(item, dict):
-        return f"{{{len(item)}}} " + shorten(", ".join(map(str, list(item)[:4])), 60)
+        return f"{{{len(item)}}}" + ("" if inside else " " + shorten(", ".join(map(str, list(item)[:4])), 60))
     return shorten(item if isinstance(item, str) else msgspec.json.encode(item).decode(), 80)
 
 

@@ -24,7 +24,7 @@ from shard_builder.examine.text import visible
 
 _PR_SET_PDEATHSIG = 1
 
-# Where each operation lives: imported when first asked for.
+# Where each operation lives; they import this module, so it imports them late.
 OPERATIONS = {
     "file": "shard_builder.examine.check_file",
     "groups": "shard_builder.examine.check_file",
@@ -36,6 +36,7 @@ OPERATIONS = {
     "content": "shard_builder.examine.content",
     "subset": "shard_builder.examine.content",
 }
+CODECS = ("array", "image", "pcm", "raw", "scalar", "structured", "text", "tokens")
 
 
 class Progress:
@@ -66,6 +67,10 @@ def open_setup(setup: dict[str, Any]) -> DataSet | None:
 def serve(connection: socket.socket, page: mmap.mmap | None) -> None:
     """Answer tasks until the connection ends."""
     setup, _ = wire.receive(connection)
+    # Imported now: a task's time limit is for its values, not for loading libraries.
+    operations = {name: getattr(importlib.import_module(module), name) for name, module in OPERATIONS.items()}
+    for module in CODECS:
+        importlib.import_module(f"lfdata.codecs.{module}")
     try:
         data = open_setup(setup)
     except LfdataError as error:
@@ -75,8 +80,7 @@ def serve(connection: socket.socket, page: mmap.mmap | None) -> None:
     progress = Progress(page)
     while True:
         task, _ = wire.receive(connection)
-        operation = getattr(importlib.import_module(OPERATIONS[task["op"]]), task["op"])
-        answer = operation(data, task, progress)
+        answer = operations[task["op"]](data, task, progress)
         progress.beat()
         wire.send(connection, answer)
 
