@@ -1,6 +1,7 @@
 """Where samples come from: one module a kind of source, behind the protocol of ``base``.
 
-Sources may import ``lfdata.errors``, ``shard_builder.fields`` and ``files``; they know nothing of each other, of codecs or of shards.
+Sources may import ``lfdata.errors``, ``shard_builder.fields`` and helpers of this folder (``files``, ``options``); they know
+nothing of each other, of codecs or of shards.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def source_from_config(config: Mapping[str, Any], stage_dir: Path) -> Source:
     return _make(config["kind"], config["location"], fields, stage_dir, config["options"])
 
 
-def _make(kind: str, location: str, fields: Sequence[FieldSpec] | None, stage_dir: Path | None, options: Mapping[str, str]) -> Source:
+def _make(
+    kind: str, location: str, fields: Sequence[FieldSpec] | None, stage_dir: Path | None, options: Mapping[str, str]
+) -> Source:
     if kind not in KINDS:
         raise OptionError(f"unknown kind of source {kind!r}; valid: {', '.join(KINDS)}")
     module, name = KINDS[kind]

@@ -93,5 +93,5 @@ class Source(Protocol):
         ...
 
     def config(self) -> dict[str, Any]:
-        """Msgpack-able arguments from which ``open_source`` rebuilds this source in a worker process (may hold absolute paths)."""
+        """Msgpack-able arguments from which a worker process rebuilds this source (they may hold absolute paths)."""
         ...

@@ -22,7 +22,9 @@ def check_relative(path: str) -> None:
     """Refuse a path that could lead outside the root: absolute, with ``..``, or with a NUL. Raises :class:`SampleError`."""
     if not path or "\0" in path or path.startswith("/") or ".." in path.split("/"):
         shown = show(path)
-        raise SampleError("outside-root", f"{shown!r} is not a path below the root; the option root=DIR sets the root", path=shown)
+        raise SampleError(
+            "outside-root", f"{shown!r} is not a path below the root; the option root=DIR sets the root", path=shown
+        )
 
 
 def resolve_inside(root: Path, path: str) -> Path:
@@ -67,8 +69,8 @@ def read_file(root: Path, path: str, limit: int = MAX_FILE_BYTES) -> bytes:
     """Contents of a regular file below ``root``.
 
     Raises:
-        SampleError: ``outside-root``, ``missing-file``, ``not-a-file``, ``unreadable``, ``too-large`` (more than ``limit`` bytes),
-            ``changed`` while it was read, ``lfs-pointer``.
+        SampleError: ``outside-root``, ``missing-file``, ``not-a-file``, ``unreadable``, ``too-large`` (more than
+            ``limit`` bytes), ``changed`` while it was read, ``lfs-pointer``.
     """
     real = resolve_inside(root, path)
     _regular(real, path)  # before it is opened: opening a device can already do something

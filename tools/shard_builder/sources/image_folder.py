@@ -37,8 +37,8 @@ _LISTED = 20
 class ImageFolder:
     """Images below ``location`` in the order of their paths' bytes; the key is the relative path, extension included.
 
-    Options (text): ``extensions`` (separated by spaces or commas; content decides what a file is, the extension only which files
-    are looked at); ``links`` = ``skip`` (default) or ``follow``: links to files inside the root; ``max_file_bytes``. Links to
+    Options (text): ``extensions`` (separated by spaces or commas; content decides what a file is, the extension only which
+    files are looked at); ``links`` = ``skip`` (default) or ``follow``: links to files inside the root; ``max_file_bytes``. Links to
     directories are never followed. Hidden files are left out. Fields take the columns image, label (the class directory's place
     in sorted order), class and path.
     """
@@ -97,7 +97,9 @@ class ImageFolder:
             elif path and not path.endswith(b"/"):
                 yield from self._file(path)
             elif len(levels) > _MAX_DEPTH:
-                yield BadRecord(path[:-1], show(path[:-1]), "depth", f"directories nested more than {_MAX_DEPTH} deep are not read")
+                yield BadRecord(
+                    path[:-1], show(path[:-1]), "depth", f"directories nested more than {_MAX_DEPTH} deep are not read"
+                )
             else:
                 try:
                     levels.append(iter(self._names(path)))

@@ -58,8 +58,8 @@ def open_table(path: Path) -> BinaryIO:
 class Row(msgspec.Struct, frozen=True):
     """One row, good or bad.
 
-    ``offset`` and ``data`` are the bytes of the file it is made of (line ending included), ``line`` its first line, from 1, ``number`` its
-    ordinal among the rows, from 0. ``values`` holds the columns; where the row is bad it is ``None`` and ``error`` says why.
+    ``offset`` and ``data`` are the bytes of the file it is made of (line ending included), ``line`` its first line, from 1,
+    ``number`` its ordinal among the rows, from 0. ``values`` holds the columns; where the row is bad it is ``None`` and ``error`` says why.
     """
 
     number: int
@@ -89,7 +89,7 @@ class Lines:
         return bytes(self._record)
 
     def next(self) -> bytes:
-        """The next line, empty at the end. Raises :class:`SampleError` (``line-too-long``) after skipping an overlong record."""
+        """The next line, empty at the end. Raises :class:`SampleError` (``line-too-long``) after skipping what is too long."""
         line = self._file.readline(self._limit + 1)
         self.offset += len(line)
         self.line += bool(line)
@@ -158,7 +158,8 @@ def _json_reason(data: bytes, error: Exception) -> str:
 def _refuse_duplicates(data: bytes, values: dict[str, Any]) -> None:
     """Refuse a column given twice, of which the parser silently kept the last.
 
-    Counting the quoted names settles nearly every row; only where a name occurs again, or is written with escapes, is the row parsed again.
+    Counting the quoted names settles nearly every row; only where a name occurs again, or is written with escapes, is the row
+    parsed again.
     """
     once = all(data.count(b'"' + name.encode() + b'"') == 1 for name in values)
     if once and not _ESCAPED_NAME.search(data):

@@ -35,7 +35,7 @@ ROW_NUMBER = "#"
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv"}
 _VALID = {
     "root": "<directory that file references are relative to; default: the table's own>",
-    "key": f"<column that holds the keys, or {ROW_NUMBER} for row numbers; default: {', '.join(KEY_COLUMNS)}, else {ROW_NUMBER}>",
+    "key": f"<column of the keys, or {ROW_NUMBER} for row numbers; default: {', '.join(KEY_COLUMNS)}, else {ROW_NUMBER}>",
     "format": "jsonl|csv|tsv",
     "delimiter": "<one character; default: by format>",
     "quotes": "yes|no",
@@ -55,8 +55,8 @@ class Table:
 
     Options (text): ``root``: directory that file references are relative to (default: the file's own); ``key``: the column that
     holds keys, or ``#`` for the row number as 12 digits (default: key, __key__ or id if the first row has one, else ``#``);
-    ``format``, ``delimiter``, ``quotes`` (``no``: a quote is a character like any other), ``max_line_bytes``, ``max_file_bytes``.
-    A column that is missing or null leaves the field absent, and so does an empty one in CSV unless ``empty=keep``. The column
+    ``format``, ``delimiter``, ``quotes`` (``no``: a quote is a character like any other), ``max_line_bytes``,
+    ``max_file_bytes``. A column that is missing or null leaves the field absent, and so does an empty one in CSV unless ``empty=keep``. The column
     ``*`` is the whole row less the key and the columns that other fields use.
 
     Raises:
@@ -192,7 +192,8 @@ class Table:
         value = values.get(self._key)
         if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
             raise SampleError(
-                "no-key", f"column {self._key!r} holds no key but {str(value)[:80]!r}; a key is a text that is not empty, or an integer"
+                "no-key",
+                f"column {self._key!r} holds no key but {str(value)[:80]!r}; a key is a text that is not empty, or an integer",
             )
         return str(value).encode()
 
