@@ -38,9 +38,9 @@ class ImageFolder:
     """Images below ``location`` in the order of their paths' bytes; the key is the relative path, extension included.
 
     Options (text): ``extensions`` (separated by spaces or commas; content decides what a file is, the extension only which
-    files are looked at); ``links`` = ``skip`` (default) or ``follow``: links to files inside the root; ``max_file_bytes``. Links to
-    directories are never followed. Hidden files are left out. Fields take the columns image, label (the class directory's place
-    in sorted order), class and path.
+    files are looked at); ``links`` = ``skip`` (default) or ``follow``: links to files inside the root; ``max_file_bytes``.
+    Links to directories are never followed. Hidden files are left out. Fields take the columns image, label (the class
+    directory's place in sorted order), class and path.
     """
 
     kind = "image-folder"

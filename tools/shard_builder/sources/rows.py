@@ -59,7 +59,8 @@ class Row(msgspec.Struct, frozen=True):
     """One row, good or bad.
 
     ``offset`` and ``data`` are the bytes of the file it is made of (line ending included), ``line`` its first line, from 1,
-    ``number`` its ordinal among the rows, from 0. ``values`` holds the columns; where the row is bad it is ``None`` and ``error`` says why.
+    ``number`` its ordinal among the rows, from 0. ``values`` holds the columns; where the row is bad it is ``None`` and
+    ``error`` says why.
     """
 
     number: int

@@ -56,8 +56,8 @@ class Table:
     Options (text): ``root``: directory that file references are relative to (default: the file's own); ``key``: the column that
     holds keys, or ``#`` for the row number as 12 digits (default: key, __key__ or id if the first row has one, else ``#``);
     ``format``, ``delimiter``, ``quotes`` (``no``: a quote is a character like any other), ``max_line_bytes``,
-    ``max_file_bytes``. A column that is missing or null leaves the field absent, and so does an empty one in CSV unless ``empty=keep``. The column
-    ``*`` is the whole row less the key and the columns that other fields use.
+    ``max_file_bytes``. A column that is missing or null leaves the field absent, and so does an empty one in CSV unless
+    ``empty=keep``. The column ``*`` is the whole row less the key and the columns that other fields use.
 
     Raises:
         SourceError: at once for a file that cannot be read, a bad header, or a declared column that the header lacks.
