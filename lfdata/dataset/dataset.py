@@ -226,7 +226,7 @@ class ShardDataset:
         if all(part is None for part in parts):
             if role == "present":
                 return None
-            return np.empty(0, column_dtype(self.schema[field], role))
+            return np.frombuffer(b"", column_dtype(self.schema[field], role))
         filled = [np.ones(s.rows, "u1") if part is None else part for part, s in zip(parts, self.manifest.shards, strict=True)]
         joined = np.concatenate(filled)
         joined.flags.writeable = False

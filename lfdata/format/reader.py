@@ -201,7 +201,7 @@ class ShardFile:
         self.file.check_size()
         if self._map is None:
             self._map = self.file.map()
-        raw = np.frombuffer(self._map, np.uint8, entry.length, entry.offset) if entry.length else np.empty(0, np.uint8)
+        raw = np.frombuffer(self._map, np.uint8, entry.length, entry.offset) if entry.length else np.frombuffer(b"", np.uint8)
         for number in self._cache.unverified(self, entry):
             self._check_block(entry, number, raw[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
             self._cache.mark_verified(self, entry, number)
