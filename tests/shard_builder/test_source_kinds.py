@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import itertools
 import json
+import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,7 @@ from shard_builder.fields import parse_field
 from shard_builder.options import ConvertOptions
 from shard_builder.sources import guess_kind, open_source
 from shard_builder.sources.guess import OPAQUE, guess_fields, guess_notes
+from shard_builder.sources.image_folder import COLUMNS
 
 
 def empty(path: Path) -> Path:
@@ -201,3 +204,33 @@ def test_a_tar_of_nothing_but_links_is_no_empty_data_set(tmp_path: Path) -> None
         open_source(str(path))
     with pytest.raises(SourceError, match="link"):
         convert(source(path, [parse_field("a:bytes=a")]), tmp_path / "out", options())
+
+
+def codes_of(tree: ast.AST) -> set[str]:
+    """Codes of errors in a module: arguments of what makes them, and the first of a pair given to ``problem``."""
+    place = {"SampleError": 0, "TarFault": 0, "NoEnd": 0, "BadRecord": 2, "_bad": 2}
+    found: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            found += node.args[place[name] :][:1] if name in place else []
+        elif isinstance(node, ast.Assign) and any(getattr(target, "attr", "") == "problem" for target in node.targets):
+            found += [pair.elts[0] for pair in ast.walk(node.value) if isinstance(pair, ast.Tuple)]
+    return {node.value for node in found if isinstance(node, ast.Constant)}
+
+
+def test_the_document_names_every_code_option_and_column() -> None:
+    root = Path(__file__).resolve().parents[2]
+    text = re.sub(r"```.*?```", "", (root / "docs" / "sources.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    named = set(re.findall(r"`([^`]+)`", text))
+    codes: set[str] = set()
+    options: set[str] = set()
+    for path in sorted((root / "tools" / "shard_builder" / "sources").glob("*.py")):
+        code = path.read_text(encoding="utf-8")
+        codes |= codes_of(ast.parse(code))
+        for table in re.findall(r"^_VALID = \{\n(.*?)^\}", code, re.MULTILINE | re.DOTALL):
+            options |= set(re.findall(r'^    "([a-z_]+)":', table, re.MULTILINE))
+    assert {"interleaved", "sparse", "json", "depth", "too-many-members"} <= codes
+    assert {"key_split", "links", "root"} <= options
+    misuse = {"row", "unstaged"}  # only a wrong caller sees these
+    assert (codes | options | set(COLUMNS)) - named - misuse == set()
