@@ -1,0 +1,104 @@
+"""Measurement records: machine, versions, commit, command, options and every repeat. Plots and tables are made from these alone."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+RESULTS = Path(__file__).parent / "results"
+REPEATS = 5
+PACKAGES = ("lfdata", "numpy", "msgspec", "zstandard", "xxhash", "torch", "pillow", "pillow-simd", "soundfile", "webdataset")
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on and cannot be changed by options."""
+    model = next(
+        (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), platform.machine()
+    )
+    memory = next((int(line.split()[1]) // 1024 for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_mib": memory,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that are installed."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """The commit that was measured, with ``+`` if files differ from it; empty outside a checkout."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def summary(values: Sequence[float]) -> dict[str, float]:
+    """Median, extremes and quartiles of repeats."""
+    ordered = sorted(values)
+    quartiles = statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else [ordered[0]] * 3
+    return {"median": statistics.median(ordered), "min": ordered[0], "max": ordered[-1], "q1": quartiles[0], "q3": quartiles[2]}
+
+
+def interleave(subjects: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """Run every subject once a round, so that all see the same machine; the order turns round every other time."""
+    results: dict[str, list[float]] = {name: [] for name in subjects}
+    for number in range(repeats):
+        names = list(subjects)[:: 1 if number % 2 == 0 else -1]
+        for name in names:
+            results[name].append(subjects[name]())
+    return results
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
+    """Summary of the ratio of paired repeats."""
+    return summary([a / b for a, b in zip(ours, theirs, strict=True)])
+
+
+def save(name: str, options: Mapping[str, Any], results: Any, output: Path | None) -> Path:
+    """Write one record as JSON; by default to ``benchmarks/results/NAME.json``."""
+    path = output or RESULTS / f"{name}.json"
+    record = {
+        "benchmark": name,
+        "command": "lfbench " + " ".join(sys.argv[1:]),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "machine": machine(),
+        "versions": versions(),
+        "options": dict(options),
+        "results": results,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+    return path
