@@ -144,3 +144,10 @@ def test_names_that_are_not_utf8_are_read_and_their_errors_can_be_encoded(root: 
     str(caught.value).encode()
     (root / name).write_bytes(b"x")
     assert read_file(root, name) == b"x"
+
+
+def test_a_root_that_is_itself_a_link_holds_the_files_of_its_target(root: Path) -> None:
+    (root.parent / "alias").symlink_to("root")
+    (root / "in").symlink_to("sub/a.bin")
+    assert read_file(root.parent / "alias", "sub/a.bin") == read_file(root.parent / "alias", "in") == b"inside"
+    assert code_of(root.parent / "alias", "../secret") == "outside-root"

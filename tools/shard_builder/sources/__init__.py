@@ -7,6 +7,7 @@ nothing of each other, of codecs or of shards.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,10 @@ def guess_kind(location: str) -> str:
     if not path.exists() and ("{" in location or "::" in location):
         return "webdataset"
     if path.is_dir():
-        names = [entry.name.lower() for entry in path.iterdir()]
+        try:
+            names = [name.lower() for name in os.listdir(path)]
+        except OSError as error:
+            raise SourceError(f"{location}: cannot be listed: {error.strerror}") from error
         return "webdataset" if any(name.endswith(TAR_SUFFIXES) for name in names) else "image-folder"
     if not path.exists():
         raise SourceError(f"{location}: no such file or directory")
