@@ -15,11 +15,10 @@ from lfdata.codecs.base import Buffer, Encoded
 from lfdata.codecs.scalar import SCALAR_NAMES, little_endian
 from lfdata.errors import OptionError, SampleError
 
-ARRAY_NAMES = (*SCALAR_NAMES, "complex64", "complex128")
 MAX_NDIM = 8
 
 _VALID = {
-    "dtype": "|".join(ARRAY_NAMES),
+    "dtype": "|".join(SCALAR_NAMES),
     "ndim": f"<1 to {MAX_NDIM}>",
     "shape": "<sizes joined by x, * for any: 3x224x224, *x3>",
     "cast": "exact|same_kind",
@@ -48,7 +47,7 @@ class ArrayEncoder:
         name = reader.text("dtype")
         if name is None:
             raise OptionError(f"array: dtype is required; expected dtype={_VALID['dtype']}")
-        if name not in ARRAY_NAMES:
+        if name not in SCALAR_NAMES:
             raise reader.bad("dtype", "the stored order is always little-endian" if name[:1] in "<>=|" else "")
         self._dtype = little_endian(name)
         self._shape = _read_shape(reader)
@@ -82,7 +81,7 @@ class ArrayEncoder:
             rounding = True
         else:
             raise SampleError("type", f"an array, nested lists or .npy bytes expected, got {type(raw).__name__}")
-        if source.dtype.kind not in "biufc" or source.dtype.itemsize > 16 or source.dtype.name not in ARRAY_NAMES:
+        if source.dtype.kind not in "biufc" or source.dtype.itemsize > 16 or source.dtype.name not in SCALAR_NAMES:
             raise SampleError("dtype", f"arrays of {source.dtype} are not stored; numbers and booleans are")
         self._check_shape(source.shape)
         check_max_bytes(math.prod(source.shape) * self._dtype.itemsize, self._max_bytes)
@@ -205,7 +204,7 @@ class ArrayDecoder:
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         name, ndim, shape = params.get("dtype"), params.get("ndim"), params.get("shape")
-        if name not in ARRAY_NAMES or not isinstance(ndim, int) or not 1 <= ndim <= MAX_NDIM:
+        if name not in SCALAR_NAMES or not isinstance(ndim, int) or not 1 <= ndim <= MAX_NDIM:
             raise OptionError(f"array: the schema's dtype {name!r} or ndim {ndim!r} is not one this version reads")
         self._dtype = little_endian(str(name))
         self._shape: list[int | None] = list(shape) if isinstance(shape, list | tuple) else [None] * ndim

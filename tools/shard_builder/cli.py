@@ -38,7 +38,8 @@ def cli() -> None:
 def main() -> None:
     """Entry point: typed errors become one line on stderr and an exit status."""
     try:
-        cli.main(standalone_mode=False)
+        status = cli.main(standalone_mode=False)
+        sys.exit(status if isinstance(status, int) else 0)
     except click.exceptions.Exit as end:
         sys.exit(end.exit_code)
     except click.ClickException as error:
