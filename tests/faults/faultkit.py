@@ -188,10 +188,10 @@ def verified(target: Path) -> None:
         assert not found, found
 
 
-def finish(target: Path, source: Synthetic | None = None, options: ConvertOptions = SMALL, **changes: Any) -> Summary:
+def finish(target: Path, source: Synthetic | None = None, options: ConvertOptions = SMALL, files: Files | None = None) -> Summary:
     """Do what a user does after a failure: resume, or start over where nothing was begun and an old data set is in the way."""
     begun = (target / ".work" / "journal").exists() or not (target / "manifest.json").exists()
-    return run(target, source, options, resume=begun, overwrite=not begun, **changes)
+    return run(target, source, options, files, resume=begun, overwrite=not begun)
 
 
 def readable(target: Path) -> str:
