@@ -1,0 +1,18 @@
+"""Types of the optional C module; see ``_native.c``."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+def read_checked(
+    fd: int,
+    seed: int,
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    checks: NDArray[np.uint64],
+    places: NDArray[np.int64],
+    out: NDArray[np.uint8],
+    threads: int,
+) -> int: ...
+def xxh3(data: Any, seed: int) -> int: ...
