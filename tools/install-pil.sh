@@ -22,5 +22,5 @@ if "$python" -m pip wheel --quiet --no-deps --wheel-dir "$directory" --constrain
     exit 0
 fi
 tail -n 15 "$log"
-echo "note: pillow-simd could not be built (see above); using plain pillow: same pictures, slower resampling"
+echo "note: pillow-simd could not be built (see above); using plain pillow, which resamples several times slower"
 "$python" -m pip install --quiet --constraint constraints.txt pillow
