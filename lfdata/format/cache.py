@@ -23,17 +23,21 @@ if TYPE_CHECKING:
 DEFAULT_BUDGET = 256 << 20
 # Blocks of a section too large to hold that are read at a time.
 MAX_WINDOW_BLOCKS = 64
+# A section of at most this many blocks is read whole at first touch.
+WHOLE_BLOCKS = 16
 
 Place = tuple[str, int, int]
 """File name, its directory check (a file written anew under the same name has another), offset of the section."""
 
 
 class _Held:
-    __slots__ = ("data", "have")
+    __slots__ = ("data", "elements", "have", "missing")
 
     def __init__(self, entry: Entry) -> None:
         self.data = np.empty(entry.blocks * BLOCK_BYTES, np.uint8)
+        self.elements: NDArray[Any] = self.data.view(entry.dtype)
         self.have = np.zeros(entry.blocks, bool)
+        self.missing = entry.blocks
 
 
 class IndexCache:
@@ -56,17 +60,25 @@ class IndexCache:
         """Elements ``index`` of a blocked section as an owned array."""
         if not len(index):
             return np.empty(0, entry.dtype)
-        if int(index.min()) < 0 or int(index.max()) >= entry.count:
-            raise CorruptError(file.name, entry.offset, f"element {int(index.max())} of section {entry.type.decode()}, which has {entry.count}")
-        width = entry.dtype.itemsize
+        low, high = int(index.min()), int(index.max())
+        if low < 0 or high >= entry.count:
+            raise CorruptError(file.name, entry.offset, f"element {high} of section {entry.type.decode()}, which has {entry.count}")
         if entry.blocks * BLOCK_BYTES > self.budget // 4:
             return self._take_blocks(file, entry, index)
         with self._lock:
-            first, last = int(index.min()) * width // BLOCK_BYTES, int(index.max()) * width // BLOCK_BYTES
-            touched = np.array([first]) if first == last else np.unique(index * width // BLOCK_BYTES)
-            data = self._load(file, entry, touched)
-        result: NDArray[Any] = data.view(entry.dtype)[index]
+            held = self._hold(file, entry)
+            if held.missing:
+                self._load(file, entry, held, self._touched(entry, index, low, high))
+        result: NDArray[Any] = held.elements[index]
         return result
+
+    def _touched(self, entry: Entry, index: NDArray[np.int64], low: int, high: int) -> NDArray[np.int64]:
+        """Blocks to read for some elements: of a small section all, in one go."""
+        if entry.blocks <= WHOLE_BLOCKS:
+            return np.arange(entry.blocks)
+        width = entry.dtype.itemsize
+        first, last = low * width // BLOCK_BYTES, high * width // BLOCK_BYTES
+        return np.array([first]) if first == last else np.unique(index * width // BLOCK_BYTES)
 
     def spans(self, file: ShardFile, entry: Entry, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
         """Byte ranges of a blocked section; the ranges must lie in it. Neighbouring blocks are read together."""
@@ -77,7 +89,10 @@ class IndexCache:
         if entry.blocks * BLOCK_BYTES <= self.budget // 4 and len(order):
             with self._lock:
                 touched = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in _windows(first, last, entry.blocks)]))
-                data = self._load(file, entry, touched).data
+                held = self._hold(file, entry)
+                if held.missing:
+                    self._load(file, entry, held, touched)
+                data = held.data.data
             for place, start, stop in zip(order.tolist(), starts[order].tolist(), stops[order].tolist(), strict=True):
                 result[place] = bytes(data[start:stop])
             return result
@@ -91,14 +106,13 @@ class IndexCache:
                 at += 1
         return result
 
-    def _load(self, file: ShardFile, entry: Entry, touched: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """The held copy of a section, with the ``touched`` blocks read and verified. Under the lock."""
-        held = self._hold(file, entry)
+    def _load(self, file: ShardFile, entry: Entry, held: _Held, touched: NDArray[np.int64]) -> None:
+        """Read and verify those of the ``touched`` blocks that are not there. Under the lock."""
         for start, stop in _runs(touched[~held.have[touched]].tolist()):
             end = min(stop * BLOCK_BYTES, entry.length)
             file.read_blocks(entry, start, stop, held.data.data[start * BLOCK_BYTES : end])
             held.have[start:stop] = True
-        return held.data
+            held.missing -= stop - start
 
     def _take_blocks(self, file: ShardFile, entry: Entry, index: NDArray[np.int64]) -> NDArray[Any]:
         width = entry.dtype.itemsize

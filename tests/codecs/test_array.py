@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from lfdata.codecs.array import ArrayDecoder, ArrayEncoder
+from lfdata.codecs.scalar import SCALAR_NAMES
 from lfdata.errors import OptionError, SampleError
 
 

@@ -16,7 +16,7 @@ import msgspec
 import lfdata
 from lfdata.codecs.dictionary import MAX_SAMPLE, train_dictionary
 from lfdata.codecs.registry import library_versions
-from lfdata.errors import LfdataError, SampleError, SourceError, TargetExistsError
+from lfdata.errors import LfdataError, OptionError, SampleError, SourceError, TargetExistsError
 from lfdata.format.durable import Files
 from lfdata.format.layout import MAJOR, MINOR
 from lfdata.format.meta import (
@@ -71,8 +71,16 @@ def convert(
         StorageError: disk full or failing. What was committed stays and ``resume`` goes on from there.
     """
     options = options or ConvertOptions()
+    _refuse_inside(source, Path(target))
     with Target(Path(target), files or Files()) as place:
         return _Conversion(source, place, options, progress or (lambda _done, _total: None)).run()
+
+
+def _refuse_inside(source: Source, target: Path) -> None:
+    """A target below the source's folder would be scanned as part of it."""
+    location = Path(str(source.config()["location"]))
+    if location.is_dir() and target.resolve().is_relative_to(location.resolve()):
+        raise OptionError(f"{target}: the target lies inside the source {location}; choose a directory outside it")
 
 
 class _Conversion:
