@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import resource
 import stat
 import threading
 from collections import OrderedDict
@@ -51,7 +52,7 @@ class DescriptorPool:
     """
 
     def __init__(self, limit: int = 64) -> None:
-        self.limit = limit
+        self.limit = min(limit, _share())
         self._lock = threading.Lock()
         self._open: OrderedDict[str, int] = OrderedDict()
         self._busy: dict[int, int] = {}
@@ -125,6 +126,12 @@ class DescriptorPool:
                 descriptor = self._open.pop(name, None)
                 if descriptor is not None:
                     self._close(descriptor)
+
+
+def _share() -> int:
+    """A quarter of the descriptors the process may have: the rest is the program's."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if soft == resource.RLIM_INFINITY else max(1, soft // 4)
 
 
 def _open(path: str) -> int:
