@@ -241,7 +241,7 @@ def _import(name: str) -> Any:
     try:
         return __import__(name)
     except (ImportError, OSError) as error:  # OSError: the package is there, its C library is not
-        raise MissingExtraError(f"audio needs the package {name}: pip install 'lfdata[audio]' ({error})") from error
+        raise MissingExtraError(f"audio needs the package {name}: pip install {name} ({error})") from error
 
 
 def _rebuild(params: dict[str, Any]) -> AudioEncoder:
