@@ -155,6 +155,8 @@ class Shard:
         for number, check in enumerate(checks.tolist()):
             at = number * chunk * width
             if xxh3(view[at : at + chunk * width], file.identity.seed) != check:
-                raise CorruptError(file.name, int(offset[0]) + begin + at, f"field {name!r}, row {int(rows[0])}: chunk {first + number} does not match its check")
+                raise CorruptError(
+                    file.name, int(offset[0]) + begin + at, f"field {name!r}, row {int(rows[0])}: chunk {first + number} does not match its check"
+                )
         samples = data.view("<i2").reshape(-1, channels)
         return samples[start - first * chunk : stop - first * chunk].astype(np.int16)

@@ -239,7 +239,8 @@ def check_all(data: ShardDataset, seed: int, seconds: float, stop: Callable[[], 
         rows = rng.integers(0, len(data), 5).tolist()
         found = data.read_many(rows)
         assert found["n"] == rows and [a.samples[3, 0] for a in found["snd"]] == rows
-        assert all(blob.startswith(key + b"-" if key.endswith(b"-") else b"one-") for blob, key in zip(found["blob"], found["__key__"], strict=True))
+        assert all(blob.startswith(b"one-%d-" % row) for blob, row in zip(found["blob"], rows, strict=True))
+        assert found["__key__"] == [b"one%d" % row for row in rows]
         assert data.index_of(b"one%d" % rows[0]) == rows[0] and data.column("n")[rows[1]] == rows[1]
         count += 1
     return count

@@ -157,7 +157,8 @@ def cases(draw: st.DrawFn) -> Case:
     # A sidecar may replace a field by one of another kind: the manifest's schema is the sidecar's then.
     counts = draw(st.lists(st.integers(0, 7), min_size=1, max_size=3))
     total = sum(counts)
-    keys = draw(st.lists(st.binary(max_size=12) | st.text(max_size=6).map(lambda s: s.encode("utf-8", "surrogatepass")), min_size=total, max_size=total, unique=True))
+    key = st.binary(max_size=12) | st.text(max_size=6).map(lambda s: s.encode("utf-8", "surrogatepass"))
+    keys = draw(st.lists(key, min_size=total, max_size=total, unique=True))
     shards, sides, at = [], [], 0
     for count in counts:
         values = draw(rows_of(made, count))
@@ -169,7 +170,9 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 # Without shrinking: a failure must not take minutes; the case is derived from the test's name and can be shrunk by hand.
-SETTINGS = settings(phases=[Phase.generate], deadline=None, max_examples=60, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+SETTINGS = settings(
+    phases=[Phase.generate], deadline=None, max_examples=60, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+)
 
 
 @SETTINGS
@@ -285,7 +288,11 @@ def test_indices_that_make_no_sense(tmp_path: Path) -> None:
 
 
 def test_an_empty_data_set(tmp_path: Path) -> None:
-    fields = [FieldMeta("n", "scalar", {"dtype": "int32"}), FieldMeta("a", "array", {"dtype": "int8", "ndim": 3}), FieldMeta("t", "tokens", {"dtype": "uint8", "vocab": 5})]
+    fields = [
+        FieldMeta("n", "scalar", {"dtype": "int32"}),
+        FieldMeta("a", "array", {"dtype": "int8", "ndim": 3}),
+        FieldMeta("t", "tokens", {"dtype": "uint8", "vocab": 5}),
+    ]
     for number, parts in enumerate(([], [Part([])], [Part([]), Part([])])):
         for with_index in (False, True):
             root = tmp_path / f"{number}{with_index}"

@@ -72,7 +72,10 @@ def entries_of(raw: bytes) -> list[dict[str, Any]]:
 def sections_of(raw: bytes) -> list[Section]:
     """All sections with their bytes."""
     return [
-        Section(e["type"].decode(), e["flags"], e["field"], e["role"], e["element"], e["count"], e["first"], raw[e["offset"] : e["offset"] + e["length"]])
+        Section(
+            e["type"].decode(), e["flags"], e["field"], e["role"], e["element"], e["count"], e["first"],
+            raw[e["offset"] : e["offset"] + e["length"]],
+        )
         for e in entries_of(raw)
     ]
 
@@ -116,7 +119,8 @@ def rebuild(raw: bytes, change: Callable[[list[Section]], None], rows: int | Non
         if not section.flags & 2:
             section.check = xxh3(section.data, seed)
         step = ALIGN.get(section.type, 64)
-        if section.type in ("LOCR", "DICT", "META") and entries and entries[-1][0] not in (b"LOCR", b"COLM", b"KEYS", b"KOFF", b"KHSH", b"DICT"):
+        region_before = not entries or entries[-1][0] in (b"GRUP", b"TOKN", b"KROW")
+        if section.type in ("LOCR", "COLM", "DICT", "META") and region_before:
             step = 4096
         out += bytes(-len(out) % step)
         entries.append(

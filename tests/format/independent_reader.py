@@ -6,6 +6,7 @@ It reads whole files into memory and verifies every check before it yields a val
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import struct
 import sys
@@ -18,8 +19,8 @@ import numpy as np
 import zstandard
 
 sys.path.insert(0, str(Path(__file__).parent))
-from msgpack_pure import unpack  # noqa: E402
-from xxh3_pure import xxh3  # noqa: E402
+from msgpack_pure import unpack
+from xxh3_pure import xxh3
 
 MAGIC, TRAILER_MAGIC = b"\x89LFD\r\n\x1a\n", b"LFDTRAIL"
 BASE, SIDECAR, INDEX = 0, 1, 2
@@ -201,7 +202,7 @@ class ShardReader:
         assert text and offsets and hashes and order
         ends = offsets.array().tolist()
         need(len(ends) == self.rows + 1 and ends[0] == 0 and ends[-1] == text.length and ends == sorted(ends), "KOFF")
-        keys = [text.data[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+        keys = [text.data[a:b] for a, b in itertools.pairwise(ends)]
         expected = sorted((xxh3(key), row) for row, key in enumerate(keys))
         need(list(zip(hashes.array().tolist(), order.array().tolist(), strict=True)) == expected, "KHSH and KROW")
         return keys

@@ -62,7 +62,7 @@ def write_shard(
     path: Path,
     fields: Sequence[FieldMeta],
     rows: Sequence[Row],
-    shard_id: bytes = identity("shard"),  # noqa: B008
+    shard_id: bytes = identity("shard"),
     part_id: bytes = bytes(16),
     *,
     group_bytes: int = GROUP_BYTES,

@@ -223,7 +223,7 @@ def test_findings_name_section_field_and_row(tmp_path: Path) -> None:
     assert any(d.section == "padding" and d.offset for d in found)
     assert any(d.section == "file" and "SHA-256" in d.reason for d in found)
     assert all(str(path) in str(d) for d in found)
-    assert list(verify_file(tmp_path / "none.lfd"))[0].section == "file"
+    assert next(verify_file(tmp_path / "none.lfd")).section == "file"
 
 
 def test_verification_compares_the_identity(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 import xxhash
 import zstandard
 from hostilekit import (
-    ENTRY_FIELDS,
     Section,
     change_column,
     change_meta,
@@ -32,7 +31,8 @@ from lfdata.format.meta import Manifest, decode_json
 
 VALUES = (0, 1, 2**63 - 1, 2**63, 2**64 - 1)
 HEADER_64 = {"required": 16, "optional": 24, "shard id low": 32, "shard id high": 40, "part id low": 48, "part id high": 56}
-TRAILER_64 = {"rows": 64, "directory offset": 72, "directory entries": 80, "directory check": 88, "file size": 96, "header check": 104, "zero": 112}
+TRAILER_64 = {"rows": 64, "directory offset": 72, "directory entries": 80, "directory check": 88, "file size": 96,
+              "header check": 104, "zero": 112}  # fmt: skip
 ENTRY_64 = {"offset": 16, "length": 24, "count": 32, "check": 40, "first": 48, "zero": 56}
 MEMORY, SECONDS = 24 << 20, 1.0
 
@@ -111,7 +111,7 @@ def test_every_small_field_of_the_directory(name: str) -> None:
     where = {"type": (0, "<I"), "flags": (4, "<I"), "field": (8, "<I"), "role": (12, "<H"), "element": (14, "<H")}[name]
     for number, entry in enumerate(entries_of(raw)):
         for value in (0, 1, 2, 3, 4, 13, 15, 16, 0x7FFF, 0xFFFF, 0x41414141, 0xFFFFFFFF):
-            if where[1] == "<H" and value > 0xFFFF or value == entry[name]:
+            if (where[1] == "<H" and value > 0xFFFF) or value == entry[name]:
                 continue
             changed = bytearray(raw)
             struct.pack_into(where[1], changed, start + 64 * number + where[0], value)
@@ -123,7 +123,8 @@ def test_every_small_field_of_the_directory(name: str) -> None:
 def test_versions_and_features() -> None:
     raw = bytearray(shard())
     at = len(raw) - 128
-    for offset, word, accepted in ((8, b"\2\0", False), (8, b"\0\0", False), (10, b"\7\0", True), (12, b"\3\0\0\0", False), (24, b"\xff" * 8, True)):
+    cases = ((8, b"\2\0", False), (8, b"\0\0", False), (10, b"\7\0", True), (12, b"\3\0\0\0", False), (24, b"\xff" * 8, True))
+    for offset, word, accepted in cases:
         changed = bytearray(raw)
         changed[offset : offset + len(word)] = changed[at + offset : at + offset + len(word)] = word
         found = outcome(reseal(changed))
@@ -373,7 +374,9 @@ def test_decompression_bombs_stay_within_what_they_claim() -> None:
     assert isinstance(found, dict) and found["note"][4][3] == "corrupt"
 
 
-@pytest.mark.parametrize("claim", [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x91" * 100_000])
+@pytest.mark.parametrize(
+    "claim", [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x91" * 100_000]
+)
 def test_message_pack_bombs(claim: bytes) -> None:
     frame = zstandard.ZstdCompressor().compress(claim)
     found = bounded(bomb(frame, len(claim)))

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from targets import TARGETS, seeds
 
 HERE = Path(__file__).parent
