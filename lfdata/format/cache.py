@@ -55,6 +55,8 @@ class IndexCache:
         """See :class:`lfdata.format.forking.Forked`. What is held stays: a block counts as there only once it is complete."""
         self._lock = threading.Lock()
         self._bytes = sum(held.data.nbytes for held in self._held.values())
+        for held in self._held.values():
+            held.missing = int((~held.have).sum())
 
     def take(self, file: ShardFile, entry: Entry, index: NDArray[np.int64]) -> NDArray[Any]:
         """Elements ``index`` of a blocked section as an owned array."""
