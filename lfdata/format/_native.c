@@ -1,15 +1,22 @@
-/* Batched, checked payload reads: many (offset, length, check) by pread into one buffer, each compared with its XXH3, without the
- * GIL and on several threads. Optional: lfdata/format/gather.py does the same in Python where this module was not built.
+/* Batched, checked payload reads: many (offset, length, check) into one buffer, each compared with its XXH3, without the GIL and on
+ * several threads. Optional: lfdata/format/gather.py does the same in Python where this module was not built.
+ *
+ * From a descriptor by pread, or from a mapping. A file truncated under a mapping raises SIGBUS at the missing page: copies run under
+ * a guard of their own thread, and the handler jumps back to it; the row counts as failed. Any other SIGBUS goes where it went before.
  *
  * XXH3 as defined in docs/format.md, section 2.4.
  */
+#define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <errno.h>
 #include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define P1 11400714785074694791ULL
@@ -171,6 +178,8 @@ static uint64_t xxh3(const uint8_t *p, size_t n, uint64_t seed)
 
 typedef struct {
     int fd;
+    const uint8_t *base; /* the mapping, or NULL: read from fd */
+    size_t size;
     const int64_t *offsets, *lengths, *places;
     const uint64_t *checks;
     uint8_t *out;
@@ -180,74 +189,182 @@ typedef struct {
     _Atomic int64_t failed; /* smallest failing row, or INT64_MAX */
 } Job;
 
+/* ---- SIGBUS under a mapping ---- */
+
+typedef struct {
+    sigjmp_buf back;
+    const uint8_t *low, *high;
+} Guard;
+
+static __thread Guard *volatile guard;
+static pthread_mutex_t installing = PTHREAD_MUTEX_INITIALIZER;
+static struct sigaction previous;
+static volatile sig_atomic_t passed_on;
+
+static void on_bus_error(int number, siginfo_t *info, void *context)
+{
+    (void)context;
+    Guard *mine = guard;
+    const uint8_t *at = info->si_addr;
+    if (mine && info->si_code > 0 && at >= mine->low && at < mine->high) siglongjmp(mine->back, 1);
+    /* Not ours: back to whoever had the signal, where it strikes again. If it comes back here, the system ends the process. */
+    if (passed_on) signal(number, SIG_DFL);
+    else sigaction(number, &previous, NULL);
+    passed_on = 1;
+    if (info->si_code <= 0) raise(number);
+}
+
+/* Other code may have taken the signal since the last call: look every time, and pass on to whoever had it. */
+static int install_handler(void)
+{
+    struct sigaction current, ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    int ok = 1;
+    pthread_mutex_lock(&installing);
+    if (sigaction(SIGBUS, NULL, &current) != 0) ok = 0;
+    else if (!(current.sa_flags & SA_SIGINFO) || current.sa_sigaction != on_bus_error) {
+        sigemptyset(&ours.sa_mask);
+        previous = current;
+        passed_on = 0;
+        ok = sigaction(SIGBUS, &ours, NULL) == 0;
+    }
+    pthread_mutex_unlock(&installing);
+    return ok;
+}
+
+/* ---- rows ---- */
+
 static void fail(Job *job, int64_t row)
 {
     int64_t seen = atomic_load(&job->failed);
     while (row < seen && !atomic_compare_exchange_weak(&job->failed, &seen, row)) {}
 }
 
-static int read_row(const Job *job, int64_t row)
+static int copy_row(const Job *job, int64_t row, uint8_t *target, size_t size)
 {
-    uint8_t *target = job->out + job->places[row];
-    size_t size = (size_t)job->lengths[row], done = 0;
-    while (done < size) {
+    if (job->base) {
+        memcpy(target, job->base + job->offsets[row], size);
+        return 1;
+    }
+    for (size_t done = 0; done < size;) {
         ssize_t count = pread(job->fd, target + done, size - done, (off_t)(job->offsets[row] + (int64_t)done));
         if (count < 0 && errno == EINTR) continue;
         if (count <= 0) return 0;
         done += (size_t)count;
     }
-    return xxh3(target, size, job->seed) == job->checks[row];
+    return 1;
+}
+
+static void work_on(Job *job, volatile int64_t *at)
+{
+    for (;;) {
+        int64_t first = atomic_fetch_add(&job->next, STRIDE);
+        if (first >= job->rows) return;
+        int64_t stop = first + STRIDE < job->rows ? first + STRIDE : job->rows;
+        for (int64_t row = first; row < stop; row++) {
+            size_t size = (size_t)job->lengths[row];
+            uint8_t *target = job->out + job->places[row];
+            *at = row;
+            if (size && !(copy_row(job, row, target, size) && xxh3(target, size, job->seed) == job->checks[row])) fail(job, row);
+        }
+    }
 }
 
 static void *work(void *argument)
 {
     Job *job = argument;
-    for (;;) {
-        int64_t first = atomic_fetch_add(&job->next, STRIDE);
-        if (first >= job->rows) return NULL;
-        int64_t stop = first + STRIDE < job->rows ? first + STRIDE : job->rows;
-        for (int64_t row = first; row < stop; row++)
-            if (job->lengths[row] > 0 && !read_row(job, row)) fail(job, row);
+    volatile int64_t at = 0;
+    if (!job->base) {
+        work_on(job, &at);
+        return NULL;
     }
+    Guard mine = {.low = job->base, .high = job->base + job->size};
+    if (sigsetjmp(mine.back, 1) == 0) {
+        guard = &mine;
+        work_on(job, &at);
+    } else {
+        fail(job, at);
+    }
+    guard = NULL;
+    return NULL;
 }
 
 #define MAX_THREADS 64
 
-static PyObject *read_checked(PyObject *self, PyObject *args)
+static int fits(const Job *job, Py_ssize_t out_size)
 {
-    (void)self;
-    int fd, threads;
+    for (int64_t row = 0; row < job->rows; row++) {
+        int64_t length = job->lengths[row], place = job->places[row], offset = job->offsets[row];
+        if (length < 0 || offset < 0 || place < 0 || length > out_size || place > out_size - length) return 0;
+        if (job->base && length && ((size_t)length > job->size || (size_t)offset > job->size - (size_t)length)) return 0;
+    }
+    return 1;
+}
+
+static void run(Job *job, int threads)
+{
+    pthread_t started[MAX_THREADS];
+    int count = 0;
+    if (threads > MAX_THREADS) threads = MAX_THREADS;
+    while (count < threads - 1 && pthread_create(&started[count], NULL, work, job) == 0) count++;
+    work(job);
+    while (count > 0) pthread_join(started[--count], NULL);
+}
+
+static PyObject *read_rows(PyObject *args, int mapped)
+{
+    int fd = -1, threads;
     unsigned long long seed;
-    Py_buffer offsets, lengths, checks, places, out;
-    if (!PyArg_ParseTuple(args, "iKy*y*y*y*w*i", &fd, &seed, &offsets, &lengths, &checks, &places, &out, &threads)) return NULL;
-    Py_ssize_t rows = offsets.len / 8;
-    int ok = lengths.len == rows * 8 && checks.len == rows * 8 && places.len == rows * 8 && offsets.len == rows * 8;
-    const int64_t *length = lengths.buf, *place = places.buf, *offset = offsets.buf;
-    for (Py_ssize_t row = 0; ok && row < rows; row++)
-        ok = length[row] >= 0 && offset[row] >= 0 && place[row] >= 0 && length[row] <= out.len && place[row] <= out.len - length[row];
-    Job job = {.fd = fd, .offsets = offset, .lengths = length, .places = place, .checks = checks.buf, .out = out.buf,
-               .seed = seed, .rows = rows, .next = 0, .failed = INT64_MAX};
+    Py_buffer from = {0}, offsets, lengths, checks, places, out;
+    int parsed = mapped ? PyArg_ParseTuple(args, "y*Ky*y*y*y*w*i", &from, &seed, &offsets, &lengths, &checks, &places, &out, &threads)
+                        : PyArg_ParseTuple(args, "iKy*y*y*y*w*i", &fd, &seed, &offsets, &lengths, &checks, &places, &out, &threads);
+    if (!parsed) return NULL;
+    Py_ssize_t bytes = offsets.len;
+    Job job = {.fd = fd, .base = mapped ? from.buf : NULL, .size = (size_t)from.len, .offsets = offsets.buf, .lengths = lengths.buf,
+               .places = places.buf, .checks = checks.buf, .out = out.buf, .seed = seed, .rows = bytes / 8, .next = 0, .failed = INT64_MAX};
+    int ok = bytes % 8 == 0 && lengths.len == bytes && checks.len == bytes && places.len == bytes && fits(&job, out.len);
+    if (ok && mapped && !install_handler()) {
+        ok = 0;
+        PyErr_SetFromErrno(PyExc_OSError);
+    }
     if (ok) {
         Py_BEGIN_ALLOW_THREADS
-        pthread_t started[MAX_THREADS];
-        int count = 0;
-        if (threads > MAX_THREADS) threads = MAX_THREADS;
-        while (count < threads - 1 && pthread_create(&started[count], NULL, work, &job) == 0) count++;
-        work(&job);
-        while (count > 0) pthread_join(started[--count], NULL);
+        run(&job, threads);
         Py_END_ALLOW_THREADS
+    } else if (!PyErr_Occurred()) {
+        PyErr_SetString(PyExc_ValueError, "lengths, checks and places must match offsets, and lie inside the file and the buffer");
     }
+    if (mapped) PyBuffer_Release(&from);
     PyBuffer_Release(&offsets);
     PyBuffer_Release(&lengths);
     PyBuffer_Release(&checks);
     PyBuffer_Release(&places);
     PyBuffer_Release(&out);
-    if (!ok) {
-        PyErr_SetString(PyExc_ValueError, "lengths, checks and places must match offsets and lie inside the buffer");
-        return NULL;
-    }
+    if (!ok) return NULL;
     int64_t failed = atomic_load(&job.failed);
     return PyLong_FromLongLong(failed == INT64_MAX ? -1 : failed);
+}
+
+static PyObject *read_checked(PyObject *self, PyObject *args) { (void)self; return read_rows(args, 0); }
+static PyObject *read_mapped(PyObject *self, PyObject *args) { (void)self; return read_rows(args, 1); }
+
+/* Whether sampled pages of a mapping are in memory. */
+static PyObject *resident(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Py_buffer from;
+    int samples;
+    unsigned long long state;
+    if (!PyArg_ParseTuple(args, "y*iK", &from, &samples, &state)) return NULL;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), pages = ((size_t)from.len + page - 1) / page;
+    int all = pages > 0;
+    for (int i = 0; all && i < samples; i++) {
+        unsigned char found = 0;
+        state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+        size_t number = (size_t)((state >> 20) % pages);
+        all = mincore((uint8_t *)from.buf + number * page, 1, &found) == 0 && (found & 1);
+    }
+    PyBuffer_Release(&from);
+    return PyBool_FromLong(all);
 }
 
 static PyObject *digest(PyObject *self, PyObject *args)
@@ -264,6 +381,9 @@ static PyObject *digest(PyObject *self, PyObject *args)
 static PyMethodDef methods[] = {
     {"read_checked", read_checked, METH_VARARGS,
      "read_checked(fd, seed, offsets, lengths, checks, places, out, threads) -> first row that failed, or -1"},
+    {"read_mapped", read_mapped, METH_VARARGS,
+     "read_mapped(mapping, seed, offsets, lengths, checks, places, out, threads) -> first row that failed, or -1"},
+    {"resident", resident, METH_VARARGS, "resident(mapping, samples, random) -> whether sampled pages are in memory"},
     {"xxh3", digest, METH_VARARGS, "xxh3(data, seed) -> int"},
     {NULL, NULL, 0, NULL},
 };

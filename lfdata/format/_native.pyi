@@ -15,4 +15,15 @@ def read_checked(
     out: NDArray[np.uint8],
     threads: int,
 ) -> int: ...
+def read_mapped(
+    mapping: Any,
+    seed: int,
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    checks: NDArray[np.uint64],
+    places: NDArray[np.int64],
+    out: NDArray[np.uint8],
+    threads: int,
+) -> int: ...
+def resident(mapping: Any, samples: int, random: int) -> bool: ...
 def xxh3(data: Any, seed: int) -> int: ...

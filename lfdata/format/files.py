@@ -1,17 +1,20 @@
 """Where shard bytes are read from: one small protocol, and local files behind a bounded pool of descriptors.
 
-Local payloads are read with ``pread``, never through a mapping: a file truncated under a mapping kills the process with SIGBUS, a
-short ``pread`` is an error that names the file.
+Bytes are read with ``pread``, or by the native module from a guarded mapping: a file truncated under a plain mapping kills the process
+with SIGBUS, a short ``pread`` is an error that names the file.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
 import resource
 import stat
 import threading
+import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +24,15 @@ from lfdata.errors import ChangedError, StorageError, TruncatedError
 from lfdata.format.forking import watch
 
 T = TypeVar("T")
+
+# How many pages are sampled to see whether a file lies in the page cache, and for how many calls the answer holds.
+RESIDENT_SAMPLES = 32
+RESIDENT_CALLS = 256
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 class RangeFile(Protocol):
@@ -143,6 +155,17 @@ def _open(path: str) -> int:
         raise StorageError(path, "open", error.errno, error.strerror or str(error)) from error
 
 
+def map_file(descriptor: int, size: int) -> memoryview:
+    """A read-only, shared mapping of ``size`` bytes that keeps no descriptor (``mmap.mmap`` keeps one); unmapped when dropped."""
+    address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    if address in (None, ctypes.c_void_p(-1).value):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    owner = (ctypes.c_ubyte * size).from_address(address)
+    weakref.finalize(owner, _libc.munmap, address, size).atexit = False
+    return memoryview(owner).cast("B").toreadonly()
+
+
 class LocalFile:
     """A local file of a :class:`DescriptorPool`. It must stay the same file: one replaced in between is refused."""
 
@@ -150,6 +173,9 @@ class LocalFile:
         self.name = os.fspath(path)
         self._pool = pool or DescriptorPool(1)
         self._identity: tuple[int, int, int] | None = None
+        self._mapping: memoryview | None = None
+        self._resident = False
+        self._looked = 0
         self.size = self._pool.use(self.name, self._opened, lambda fd: os.fstat(fd).st_size)
 
     def _opened(self, descriptor: int) -> None:
@@ -183,15 +209,20 @@ class LocalFile:
                 raise TruncatedError(self.name, offset + done, f"the file ends here; {len(buffer) - done} more bytes were expected")
             done += count
 
-    def map(self) -> mmap.mmap:
-        """A read-only mapping of the whole file; it stays valid when the descriptor is closed."""
+    def map(self) -> memoryview:
+        """A read-only mapping of the whole file, made once. It holds no descriptor, and lives as long as anything refers to it."""
+        if self._mapping is None:
+            self.check_size()
+            self._mapping = self.run(lambda descriptor: map_file(descriptor, self.size))
+        return self._mapping
 
-        def make(descriptor: int) -> mmap.mmap:
-            if os.fstat(descriptor).st_size < self.size:
-                raise TruncatedError(self.name, os.fstat(descriptor).st_size, f"the file had {self.size} bytes and was truncated")
-            return mmap.mmap(descriptor, self.size, access=mmap.ACCESS_READ)
-
-        return self.run(make)
+    def resident_mapping(self, resident: Callable[[memoryview, int, int], bool]) -> memoryview | None:
+        """The mapping, if the file seems to lie in the page cache, looked at again now and then; ``resident`` samples its pages."""
+        if self._looked <= 0:
+            self._looked = RESIDENT_CALLS
+            self._resident = resident(self.map(), RESIDENT_SAMPLES, time.monotonic_ns())
+        self._looked -= 1
+        return self.map() if self._resident else None
 
     def check_size(self) -> None:
         """Raise :class:`TruncatedError` if the file has become shorter (so that a mapping must not be touched)."""

@@ -59,7 +59,6 @@ class ShardFile:
         self.identity: Identity = self.trailer.identity
         self.rows: int = self.trailer.rows
         self._expect(expect)
-        self._map: Any = None
         self._refuse_features()
         self._directory()
         self._tail = b""
@@ -199,9 +198,7 @@ class ShardFile:
         if not isinstance(self.file, LocalFile):
             raise KeyMissingError(f"{self.name}: only local files can be mapped")
         self.file.check_size()
-        if self._map is None:
-            self._map = self.file.map()
-        raw = np.frombuffer(self._map, np.uint8, entry.length, entry.offset) if entry.length else np.frombuffer(b"", np.uint8)
+        raw = np.frombuffer(self.file.map(), np.uint8, entry.length, entry.offset) if entry.length else np.frombuffer(b"", np.uint8)
         for number in self._cache.unverified(self, entry):
             self._check_block(entry, number, raw[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
             self._cache.mark_verified(self, entry, number)
