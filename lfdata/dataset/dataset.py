@@ -268,16 +268,19 @@ class ShardDataset:
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
             raise OptionError(f"indices must be a one-dimensional sequence of integers, not {given.dtype} of shape {given.shape}")
         rows = np.minimum(given, len(self)).astype(np.int64) if given.dtype.kind == "u" else given.astype(np.int64)
-        rows = np.where(rows < 0, rows + len(self), rows)
-        bad = (rows < 0) | (rows >= len(self))
-        if bad.any():
-            raise IndexError(f"{self.path}: index {given[int(np.argmax(bad))]} of {len(self)} samples")
+        if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
+            rows = np.where(rows < 0, rows + len(self), rows)
+            bad = (rows < 0) | (rows >= len(self))
+            if bad.any():
+                raise IndexError(f"{self.path}: index {given[int(np.argmax(bad))]} of {len(self)} samples")
         return rows
 
     def _by_shard(self, rows: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
         """Shards touched, each with the positions in ``rows`` that lie in it."""
-        shard_of = np.searchsorted(self._starts, rows, side="right") - 1
-        if len(rows) and shard_of[0] == shard_of[-1] and (shard_of == shard_of[0]).all():
+        if len(self._starts) == 2 and len(rows):
+            return [(0, np.arange(len(rows)))]
+        shard_of = self._starts.searchsorted(rows, side="right") - 1
+        if len(rows) and (shard_of == shard_of[0]).all():
             return [(int(shard_of[0]), np.arange(len(rows)))]
         return [(int(number), np.flatnonzero(shard_of == number)) for number in np.unique(shard_of)]
 
@@ -342,6 +345,14 @@ class ShardDataset:
         return [value if there else None for value, there in zip(result, present.tolist(), strict=True)]
 
     def _payloads(self, name: str, rows: NDArray[np.int64], parts: list[tuple[int, NDArray[np.int64]]]) -> Ragged:
+        if len(parts) == 1:
+            # The usual case: nothing has to be scattered.
+            shard = self._shard(parts[0][0])
+            local = rows - self._starts[parts[0][0]]
+            found = shard.lengths(name, local)
+            offsets, out = self._reserve(name, found[1])
+            shard.read(name, local, found, out, offsets[:-1], self.read_threads)
+            return Ragged(out, offsets, shard.present(name, local))
         lengths = np.zeros(len(rows), np.int64)
         present = np.ones(len(rows), bool)
         located = []
@@ -351,16 +362,22 @@ class ShardDataset:
             present[where] = self._shard(number).present(name, local)
             lengths[where] = found[1]
             located.append((number, local, found, where))
-        if len(rows) and int(lengths.max()) * len(rows) >= 1 << 62:
-            raise LimitError(self.path, None, f"field {name!r}: more than 2^62 bytes in {len(rows)} samples")
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        try:
-            out = np.empty(int(offsets[-1]), np.uint8)
-        except MemoryError as error:
-            raise LimitError(self.path, None, f"field {name!r}: no memory for {offsets[-1]} bytes. Read fewer samples at a time") from error
+        offsets, out = self._reserve(name, lengths)
         for number, local, found, where in located:
             self._shard(number).read(name, local, found, out, offsets[where], self.read_threads)
         return Ragged(out, offsets, present)
+
+    def _reserve(self, name: str, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+        """Offsets of values of these lengths, and the buffer for them."""
+        count = len(lengths)
+        if count and int(lengths.max()) * count >= 1 << 62:
+            raise LimitError(self.path, None, f"field {name!r}: more than 2^62 bytes in {count} samples")
+        offsets = np.zeros(count + 1, np.int64)
+        lengths.cumsum(out=offsets[1:])
+        try:
+            return offsets, np.empty(int(offsets[-1]), np.uint8)
+        except MemoryError as error:
+            raise LimitError(self.path, None, f"field {name!r}: no memory for {offsets[-1]} bytes. Read fewer samples at a time") from error
 
 
 def _reopen(

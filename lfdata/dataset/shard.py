@@ -13,6 +13,7 @@ from lfdata.codecs.registry import make_decoder
 from lfdata.errors import ChangedError, CorruptError, KeyMissingError
 from lfdata.format.cache import IndexCache
 from lfdata.format.files import RangeFile
+from lfdata.format.forking import importing
 from lfdata.format.gather import gather
 from lfdata.format.layout import SIZE_ROLES, xxh3
 from lfdata.format.meta import FieldMeta, ShardEntry
@@ -84,7 +85,8 @@ class Shard:
             field = self.field(name)
             dictionary = self.file_of(name).dictionaries.get(name)
             try:
-                decoder = self._decoders[name] = make_decoder(field.kind, field.params, dictionary)
+                with importing:  # the registry imports a codec at its first use
+                    decoder = self._decoders[name] = make_decoder(field.kind, field.params, dictionary)
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
                 raise CorruptError(self.name, None, f"field {name!r} cannot be decoded as its schema says: {error}") from error
         return decoder
@@ -123,11 +125,8 @@ class Shard:
         """Read payloads into ``out`` at ``places`` and compare each with its check; absent rows have length 0 and are skipped."""
         offsets, lengths, checks = located
         file = self.file_of(name)
-        # In file order, so that a disk or the page cache is walked one way.
-        order = np.argsort(offsets, kind="stable")
-        failed = gather(file.file, file.identity.seed, offsets[order], lengths[order], checks[order], out, places[order], threads)
-        if failed >= 0:
-            row = int(order[failed])
+        row = gather(file.file, file.identity.seed, offsets, lengths, checks, out, places, threads)
+        if row >= 0:
             raise CorruptError(file.name, int(offsets[row]), f"field {name!r}, row {int(rows[row])}: the payload does not match its check")
 
     def read_frames(self, name: str, rows: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int16]:

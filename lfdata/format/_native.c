@@ -112,9 +112,11 @@ static void stripes_plain(uint64_t *restrict acc, const uint8_t *restrict p, siz
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 
-__attribute__((target("avx2"))) static inline __m256i one(__m256i acc, const uint8_t *p, const uint8_t *key)
+/* 32 bytes of a stripe; stored at `to` as well, if there is one. */
+__attribute__((target("avx2"))) static inline __m256i one(__m256i acc, const uint8_t *p, const uint8_t *key, uint8_t *to)
 {
     __m256i d = _mm256_loadu_si256((const __m256i *)p), x = _mm256_xor_si256(d, _mm256_loadu_si256((const __m256i *)key));
+    if (to) _mm256_storeu_si256((__m256i *)to, d);
     __m256i product = _mm256_mul_epu32(x, _mm256_srli_epi64(x, 32));
     return _mm256_add_epi64(acc, _mm256_add_epi64(product, _mm256_shuffle_epi32(d, _MM_SHUFFLE(1, 0, 3, 2))));
 }
@@ -127,30 +129,39 @@ __attribute__((target("avx2"))) static inline __m256i scramble(__m256i acc, cons
     return _mm256_add_epi64(_mm256_mul_epu32(x, prime), _mm256_slli_epi64(high, 32));
 }
 
-__attribute__((target("avx2"))) static void stripes_avx2(uint64_t *acc, const uint8_t *p, size_t n, const uint8_t *key)
+/* With `to`, the input is copied there in the same pass: the bytes that are hashed are the bytes that are stored. */
+__attribute__((target("avx2"), always_inline)) static inline void stripes_with(
+    uint64_t *acc, const uint8_t *p, size_t n, const uint8_t *key, uint8_t *to)
 {
     size_t whole = (n - 1) / 64, m = 0;
     __m256i a = _mm256_loadu_si256((const __m256i *)acc), b = _mm256_loadu_si256((const __m256i *)(acc + 4));
     for (; m + 16 <= whole; m += 16) {
         for (size_t i = 0; i < 16; i++) {
-            a = one(a, p + 64 * (m + i), key + 8 * i);
-            b = one(b, p + 64 * (m + i) + 32, key + 8 * i + 32);
+            size_t at = 64 * (m + i);
+            a = one(a, p + at, key + 8 * i, to ? to + at : NULL);
+            b = one(b, p + at + 32, key + 8 * i + 32, to ? to + at + 32 : NULL);
         }
         a = scramble(a, key + 128);
         b = scramble(b, key + 160);
     }
     for (size_t i = 0; m < whole; m++, i++) {
-        a = one(a, p + 64 * m, key + 8 * i);
-        b = one(b, p + 64 * m + 32, key + 8 * i + 32);
+        a = one(a, p + 64 * m, key + 8 * i, to ? to + 64 * m : NULL);
+        b = one(b, p + 64 * m + 32, key + 8 * i + 32, to ? to + 64 * m + 32 : NULL);
     }
-    a = one(a, p + n - 64, key + 121);
-    b = one(b, p + n - 32, key + 153);
+    a = one(a, p + n - 64, key + 121, to ? to + n - 64 : NULL);
+    b = one(b, p + n - 32, key + 153, to ? to + n - 32 : NULL);
     _mm256_storeu_si256((__m256i *)acc, a);
     _mm256_storeu_si256((__m256i *)(acc + 4), b);
 }
+
+__attribute__((target("avx2"))) static void stripes_avx2(uint64_t *acc, const uint8_t *p, size_t n, const uint8_t *key, uint8_t *to)
+{
+    if (to) stripes_with(acc, p, n, key, to);
+    else stripes_with(acc, p, n, key, NULL);
+}
 #endif
 
-static uint64_t xxh3_long(const uint8_t *p, size_t n, uint64_t seed)
+static uint64_t xxh3_long(const uint8_t *p, size_t n, uint64_t seed, uint8_t *to)
 {
     uint8_t key[192];
     for (int i = 0; i < 24; i++) {
@@ -159,10 +170,13 @@ static uint64_t xxh3_long(const uint8_t *p, size_t n, uint64_t seed)
     }
     uint64_t acc[8] = {Q3, P1, P2, P3, P4, Q2, P5, Q1};
 #if defined(__x86_64__) && defined(__GNUC__)
-    if (__builtin_cpu_supports("avx2")) stripes_avx2(acc, p, n, key);
+    if (__builtin_cpu_supports("avx2")) stripes_avx2(acc, p, n, key, to);
     else
 #endif
+    {
+        if (to) p = memcpy(to, p, n);
         stripes_plain(acc, p, n, key);
+    }
     uint64_t h = n * P1;
     for (int j = 0; j < 4; j++) h += fold(acc[2 * j] ^ load64(key + 11 + 16 * j), acc[2 * j + 1] ^ load64(key + 19 + 16 * j));
     return finish(h);
@@ -170,7 +184,15 @@ static uint64_t xxh3_long(const uint8_t *p, size_t n, uint64_t seed)
 
 static uint64_t xxh3(const uint8_t *p, size_t n, uint64_t seed)
 {
-    return n <= 16 ? xxh3_short(p, n, seed) : n <= 240 ? xxh3_middle(p, n, seed) : xxh3_long(p, n, seed);
+    return n <= 16 ? xxh3_short(p, n, seed) : n <= 240 ? xxh3_middle(p, n, seed) : xxh3_long(p, n, seed, NULL);
+}
+
+/* Copies and hashes the copy. */
+static uint64_t xxh3_copy(uint8_t *to, const uint8_t *p, size_t n, uint64_t seed)
+{
+    if (n > 240) return xxh3_long(p, n, seed, to);
+    memcpy(to, p, n);
+    return xxh3(to, n, seed);
 }
 
 /* Rows a thread takes at a time: enough to share the counter rarely, few enough that threads end together. */
@@ -239,19 +261,18 @@ static void fail(Job *job, int64_t row)
     while (row < seen && !atomic_compare_exchange_weak(&job->failed, &seen, row)) {}
 }
 
-static int copy_row(const Job *job, int64_t row, uint8_t *target, size_t size)
+static int read_row(const Job *job, int64_t row)
 {
-    if (job->base) {
-        memcpy(target, job->base + job->offsets[row], size);
-        return 1;
-    }
+    uint8_t *target = job->out + job->places[row];
+    size_t size = (size_t)job->lengths[row];
+    if (job->base) return xxh3_copy(target, job->base + job->offsets[row], size, job->seed) == job->checks[row];
     for (size_t done = 0; done < size;) {
         ssize_t count = pread(job->fd, target + done, size - done, (off_t)(job->offsets[row] + (int64_t)done));
         if (count < 0 && errno == EINTR) continue;
         if (count <= 0) return 0;
         done += (size_t)count;
     }
-    return 1;
+    return xxh3(target, size, job->seed) == job->checks[row];
 }
 
 static void work_on(Job *job, volatile int64_t *at)
@@ -261,10 +282,8 @@ static void work_on(Job *job, volatile int64_t *at)
         if (first >= job->rows) return;
         int64_t stop = first + STRIDE < job->rows ? first + STRIDE : job->rows;
         for (int64_t row = first; row < stop; row++) {
-            size_t size = (size_t)job->lengths[row];
-            uint8_t *target = job->out + job->places[row];
             *at = row;
-            if (size && !(copy_row(job, row, target, size) && xxh3(target, size, job->seed) == job->checks[row])) fail(job, row);
+            if (job->lengths[row] && !read_row(job, row)) fail(job, row);
         }
     }
 }

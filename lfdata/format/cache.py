@@ -65,22 +65,24 @@ class IndexCache:
         low, high = int(index.min()), int(index.max())
         if low < 0 or high >= entry.count:
             raise CorruptError(file.name, entry.offset, f"element {high} of section {entry.type.decode()}, which has {entry.count}")
+        return self.rows(file, entry, index)
+
+    def rows(self, file: ShardFile, entry: Entry, index: NDArray[np.int64]) -> NDArray[Any]:
+        """:meth:`take` for ordinals that are known to be in range."""
         if entry.blocks * BLOCK_BYTES > self.budget // 4:
             return self._take_blocks(file, entry, index)
         with self._lock:
             held = self._hold(file, entry)
-            if held.missing:
-                self._load(file, entry, held, self._touched(entry, index, low, high))
+            if held.missing and len(index):
+                self._load(file, entry, held, self._touched(entry, index))
         result: NDArray[Any] = held.elements[index]
         return result
 
-    def _touched(self, entry: Entry, index: NDArray[np.int64], low: int, high: int) -> NDArray[np.int64]:
+    def _touched(self, entry: Entry, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """Blocks to read for some elements: of a small section all, in one go."""
         if entry.blocks <= WHOLE_BLOCKS:
             return np.arange(entry.blocks)
-        width = entry.dtype.itemsize
-        first, last = low * width // BLOCK_BYTES, high * width // BLOCK_BYTES
-        return np.array([first]) if first == last else np.unique(index * width // BLOCK_BYTES)
+        return np.unique(index * entry.dtype.itemsize // BLOCK_BYTES)
 
     def spans(self, file: ShardFile, entry: Entry, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
         """Byte ranges of a blocked section; the ranges must lie in it. Neighbouring blocks are read together."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from typing import Protocol
+
+# np.unique imports it at its first call: in a thread, at a fork, that would leave its module lock held in the child.
+import numpy.ma  # noqa: F401
 
 
 class Forked(Protocol):
@@ -15,6 +19,9 @@ class Forked(Protocol):
         ...
 
 
+# Held while a thread imports; a fork waits for it. Python does not put the locks of half-imported modules right in the child.
+importing = threading.RLock()
+
 _watched: weakref.WeakSet[Forked] = weakref.WeakSet()
 
 
@@ -24,8 +31,9 @@ def watch(thing: Forked) -> None:
 
 
 def _in_child() -> None:
+    importing.release()
     for thing in list(_watched):
         thing.after_fork()
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(before=importing.acquire, after_in_parent=importing.release, after_in_child=_in_child)

@@ -8,7 +8,9 @@ they are asked for. Without it the same is done row by row in Python. All give t
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,23 +60,44 @@ def gather(
         TruncatedError, StorageError: the file ended early or could not be read.
     """
     if native is None or not isinstance(file, LocalFile):
-        return _gather_plain(file, seed, offsets, lengths, checks, out, places)
-    module = native
+        return _in_file_order(_gather_plain, file, seed, offsets, lengths, checks, out, places)
+    module, source = native, file
     count = max(1, min(threads, len(out) // BYTES_A_THREAD))
-    arrays = [np.ascontiguousarray(array) for array in (offsets, lengths, checks, places)]
-    mapping = file.resident_mapping(module.resident)
+    mapping = source.resident_mapping(module.resident)
     if mapping is not None:
-        failed: int = module.read_mapped(mapping, seed, *arrays, out, count)
+        failed: int = module.read_mapped(mapping, seed, offsets, lengths, np.ascontiguousarray(checks), places, out, count)
     else:
-        failed = file.run(lambda descriptor: module.read_checked(descriptor, seed, *arrays, out, count))
+
+        def read(_file: RangeFile, *arrays: Any) -> int:
+            offsets, lengths, checks, out, places = arrays[1:]
+            row: int = source.run(lambda fd: module.read_checked(fd, seed, offsets, lengths, checks, places, out, count))
+            return row
+
+        failed = _in_file_order(read, file, seed, offsets, lengths, checks, out, places)
     if failed < 0:
         return -1
     # Say why: the same row again, by the path that tells short reads and I/O errors from wrong bytes.
     rest = slice(failed, failed + 1)
-    again = _gather_plain(file, seed, offsets[rest], lengths[rest], checks[rest], out, places[rest])
-    if again < 0:
-        raise CorruptError(file.name, int(offsets[failed]), "a payload was read wrongly once and rightly the second time: failing storage or memory")
+    if _gather_plain(file, seed, offsets[rest], lengths[rest], checks[rest], out, places[rest]) < 0:
+        reason = "a payload was read wrongly once and rightly the second time: failing storage or memory"
+        raise CorruptError(file.name, int(offsets[failed]), reason)
     return failed
+
+
+def _in_file_order(
+    read: Callable[..., int],
+    file: RangeFile,
+    seed: int,
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    checks: NDArray[np.uint64],
+    out: NDArray[np.uint8],
+    places: NDArray[np.int64],
+) -> int:
+    """Read by ascending offset, so that storage is walked one way; the result is a position in the order given."""
+    order = np.argsort(offsets, kind="stable")
+    failed = read(file, seed, offsets[order], lengths[order], checks[order], out, places[order])
+    return int(order[failed]) if failed >= 0 else -1
 
 
 def _gather_plain(

@@ -174,8 +174,8 @@ class ShardFile:
         payload = any(field.kind in layout.GROUP_KINDS for field in self.fields) and self.identity.kind != layout.KIND_INDEX
         if row != (self.rows if payload else 0):
             raise CorruptError(self.name, None, f"row groups hold {row} rows, the shard {self.rows}")
-        self._group_starts = np.array([group.offset for group in self.groups], np.int64)
-        self._group_ends = np.array([group.end for group in self.groups], np.int64)
+        self._group_starts = np.array([0, *(group.offset for group in self.groups)], np.uint64)
+        self._group_ends = np.array([0, *(group.end for group in self.groups)], np.uint64)
 
     # -- fields and columns -------------------------------------------------------------------------------------------
 
@@ -264,27 +264,26 @@ class ShardFile:
         """Offsets in the file, lengths in bytes and checks of the payloads of some rows; bounds are verified."""
         number = self.ordinal(field)
         kind = self.fields[number].kind
-        locators = self.take(self._find(b"LOCR", number), rows)
-        size_role = "tokens" if kind == "tokens" else "bytes"
-        sizes = self.take(self._find(b"COLM", number, layout.ROLE_CODES[size_role]), rows)
-        starts, lengths = locators["offset"], sizes
+        locators = self._cache.rows(self, self._find(b"LOCR", number), rows)
+        role = layout.ROLE_CODES["tokens" if kind == "tokens" else "bytes"]
+        lengths = self._cache.rows(self, self._find(b"COLM", number, role), rows)
+        starts = locators["offset"]
         if kind == "tokens":
             region = self._find(b"TOKN", number)
-            width = region.dtype.itemsize
-            bad = (starts > region.count) | (lengths > region.count - np.minimum(starts, region.count))
-            self._refuse(field, rows, bad)
-            return (region.offset + starts * np.uint64(width)).astype(np.int64), (lengths * np.uint64(width)).astype(np.int64), locators["check"]
-        bad = (starts > self.file.size) | (lengths > self.file.size)
-        self._refuse(field, rows, bad)
-        begin, length = starts.astype(np.int64), lengths.astype(np.int64)
-        group = np.searchsorted(self._group_starts, begin, side="right") - 1
-        ends = self._group_ends[group] if len(self._group_ends) else np.zeros(len(rows), np.int64)
-        self._refuse(field, rows, (length > 0) & ((group < 0) | (begin + length > ends)))
-        return begin, length, locators["check"]
+            width = np.uint64(region.dtype.itemsize)
+            self._refuse(field, rows, (starts <= region.count) & (lengths <= np.uint64(region.count) - starts))
+            begin, size = region.offset + starts * width, lengths * width
+            return begin.astype(np.int64), size.astype(np.int64), locators["check"]
+        # The group before the first is empty and at 0: where values of length 0 are, and values before every group are too long for it.
+        group = self._group_starts.searchsorted(starts, "right") - 1
+        ends = self._group_ends[group]
+        self._refuse(field, rows, (starts <= ends) & (lengths <= ends - starts))
+        return starts.astype(np.int64), lengths.astype(np.int64), locators["check"]
 
-    def _refuse(self, field: str, rows: NDArray[np.int64], bad: NDArray[np.bool_]) -> None:
-        if bad.any():
-            raise CorruptError(self.name, None, f"field {field!r}, row {int(rows[np.argmax(bad)])}: its payload lies outside its section")
+    def _refuse(self, field: str, rows: NDArray[np.int64], good: NDArray[np.bool_]) -> None:
+        if not good.all():
+            row = int(rows[np.argmin(good)])
+            raise CorruptError(self.name, None, f"field {field!r}, row {row}: its payload lies outside its section")
 
     # -- keys ---------------------------------------------------------------------------------------------------------
 
