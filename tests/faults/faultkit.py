@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from lfdata.format.durable import Files
 from lfdata.format.meta import read_manifest
 from lfdata.format.verify import verify_file
 from shard_builder import convert as convert_module
+from shard_builder import pool as pool_module
 from shard_builder import wire
 from shard_builder.convert import Summary, convert
 from shard_builder.options import ConvertOptions
@@ -141,9 +143,9 @@ class InProcessPool:
     def __exit__(self, *_: object) -> None:
         return
 
-    def run(self, chunks: Iterator[Chunk]) -> Iterator[Result]:
+    def run(self, chunks: Iterator[Chunk], mode: str = "encode") -> Iterator[Result]:
         for chunk in chunks:
-            heads, payloads = self._worker.process(list(chunk))
+            heads, payloads = self._worker.process(list(chunk), mode)
             decoded = wire.msgspec.msgpack.decode(wire.msgspec.msgpack.encode(heads))
             yield Result(decoded, memoryview(b"".join(payloads)))
 
@@ -207,3 +209,27 @@ def expected_digests(source: Synthetic, options: ConvertOptions = SMALL) -> dict
     with tempfile.TemporaryDirectory() as folder:
         run(Path(folder, "target"), source, options)
         return digests(Path(folder, "target"))
+
+
+_WORKER = "import sys; sys.path += sys.argv[2:]; import faultkit; from shard_builder.worker import main; main(int(sys.argv[1]))"
+
+
+def worker_command(descriptor: int) -> list[str]:
+    """Command line of a real worker process that knows the synthetic source."""
+    tests = Path(__file__).resolve().parent
+    return [sys.executable, "-c", _WORKER, str(descriptor), str(tests), str(tests.parents[1]), str(tests.parents[1] / "tools")]
+
+
+def run_processes(target: Path, source: Synthetic, options: ConvertOptions, **more: Any) -> Summary:
+    """Convert with real worker processes."""
+    kept = pool_module.worker_command
+    pool_module.worker_command = worker_command
+    try:
+        return convert(source, target, options, **more)
+    finally:
+        pool_module.worker_command = kept
+
+
+def reported(target: Path) -> list[dict[str, Any]]:
+    """The entries of ``errors.jsonl``."""
+    return [json.loads(line) for line in (target / "errors.jsonl").read_text().splitlines()]

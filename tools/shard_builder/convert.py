@@ -14,9 +14,8 @@ from typing import Any
 import msgspec
 
 import lfdata
-from lfdata.codecs.dictionary import MAX_SAMPLE, train_dictionary
 from lfdata.codecs.registry import library_versions
-from lfdata.errors import LfdataError, OptionError, SampleError, SourceError, TargetExistsError
+from lfdata.errors import LfdataError, OptionError, SourceError, TargetExistsError
 from lfdata.format.durable import Files
 from lfdata.format.layout import MAJOR, MINOR
 from lfdata.format.meta import (
@@ -39,6 +38,7 @@ from shard_builder.progress import Done, done_segments
 from shard_builder.segments import SegmentWriter
 from shard_builder.sources.base import Source
 from shard_builder.target import ERRORS, QUARANTINE, RUN_LOG, Target
+from shard_builder.training import needs_training, train_dictionaries
 from shard_builder.worker import encoders_of
 
 Progress = Callable[[int, int], None]
@@ -202,31 +202,20 @@ class _Conversion:
         )
 
     def _train(self, plan: Plan) -> dict[str, bytes]:
-        encoders = {name: e for name, e in encoders_of(list(self.source.fields), {}).items() if e.kind == "json"}
-        samples: dict[str, list[bytes]] = {name: [] for name in encoders}
-        if not encoders:
+        if not needs_training(self.source, plan):
             return {}
-        stage = work_directory(self.target.path)
-        source, staged = self.source, -1
-        for ordinal, locator, unit in plan.sample:
-            if unit != staged:
-                if staged >= 0:
-                    source.unstage(staged, stage)
-                source.stage(unit, stage)
-                staged = unit
-            if plan.is_dropped(ordinal):
-                continue
-            try:
-                values = source.load(locator).values
-            except SampleError:
-                continue  # reported when its turn comes
-            for name, encoder in encoders.items():
-                if name in values:
-                    samples[name] += _packed(encoder, values[name])
-        if staged >= 0:
-            source.unstage(staged, stage)
-        trained = {name: train_dictionary(packed) for name, packed in samples.items()}
-        return {name: data for name, data in trained.items() if data}
+        with Pool(self.options.worker_count, self._setup({}), self.options.sample_timeout) as pool:
+            return train_dictionaries(self.source, plan, work_directory(self.target.path), pool)
+
+    def _setup(self, dictionaries: dict[str, bytes]) -> dict[str, Any]:
+        """What a worker is told at its start."""
+        return {
+            "source": self.source.config(),
+            "stage": str(work_directory(self.target.path)),
+            "fields": [msgspec.structs.asdict(spec) for spec in self.source.fields],
+            "dictionaries": dictionaries,
+            "keep_bad": self.options.on_error == "quarantine",
+        }
 
     # -- encoding -----------------------------------------------------------------------------------------------------
 
@@ -237,13 +226,7 @@ class _Conversion:
         self.progress(plan.records - sum(segment.stop - at.record for _, segment, at in todo), plan.records)
         if not todo:
             return
-        setup = {
-            "source": self.source.config(),
-            "stage": str(work_directory(self.target.path)),
-            "fields": [msgspec.structs.asdict(spec) for spec in self.source.fields],
-            "dictionaries": self.dictionaries,
-        }
-        with Pool(self.options.worker_count, setup, self.options.sample_timeout) as pool:
+        with Pool(self.options.worker_count, self._setup(self.dictionaries), self.options.sample_timeout) as pool:
             for number, segment, at in todo:
                 self.source.stage(segment.unit, work_directory(self.target.path))
                 SegmentWriter(self, plan, journal, number, len(at.shards)).run(pool, segment, at.record)
@@ -333,13 +316,6 @@ class _Conversion:
 
 def _manifest_shards(path: Path) -> Iterator[ShardEntry]:
     yield from read_manifest(path).shards
-
-
-def _packed(encoder: Any, value: Any) -> list[bytes]:
-    try:
-        return [encoder.pack(value)[:MAX_SAMPLE]]  # training looks at no more, and thousands are held
-    except SampleError:
-        return []
 
 
 def _differences(before: Any, now: Any, path: str = "") -> Iterator[str]:

@@ -72,6 +72,7 @@ class Pool:
         self._count = count
         self._setup = setup
         self._timeout = timeout
+        self._mode = "encode"
         self._workers: list[_Process] = []
         self._selector = selectors.DefaultSelector()
 
@@ -117,7 +118,9 @@ class Pool:
         try:
             answer, _ = wire.receive(worker.connection)
         except _BROKEN as error:
-            status = worker.process.poll()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(5)
+            status = worker.process.returncode
             raise LfdataError(f"a worker process did not start ({'no answer' if status is None else f'exit status {status}'})") from error
         if "fatal" in answer:
             raise LfdataError(answer["fatal"])
@@ -135,8 +138,9 @@ class Pool:
 
     # -- work ---------------------------------------------------------------------------------------------------------
 
-    def run(self, chunks: Iterator[Chunk]) -> Iterator[Result]:
-        """Results of ``chunks``, in order."""
+    def run(self, chunks: Iterator[Chunk], mode: str = "encode") -> Iterator[Result]:
+        """Results of ``chunks``, in order. ``mode``: what the workers do with the records (:meth:`shard_builder.worker.Worker.process`)."""
+        self._mode = mode
         window = 3 * self._count
         todo: deque[tuple[_Task, int]] = deque()
         done: dict[int, Result] = {}
@@ -169,7 +173,7 @@ class Pool:
             chunk = worker.task.chunk
             worker.deadline = time.monotonic() + self._timeout
             try:
-                wire.send(worker.connection, chunk if worker.position < 0 else [chunk[worker.position]])
+                wire.send(worker.connection, [self._mode, chunk if worker.position < 0 else [chunk[worker.position]]])
             except OSError:
                 continue  # found dead by _collect
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import msgspec
 from lfdata.errors import LfdataError, SampleError
 from lfdata.format.durable import Files
 from shard_builder.options import ConvertOptions
-from shard_builder.sources.base import RawSample
 
 
 class TooManyErrors(LfdataError):
@@ -63,10 +62,10 @@ class Report:
             {
                 "record": ordinal,
                 "key": text(error.key),
-                "path": text(error.path.encode("utf-8", "surrogateescape")),
+                "path": _shown(error.path),
                 "field": error.field,
                 "code": error.code,
-                "reason": text(error.reason.encode("utf-8", "surrogateescape")),
+                "reason": _shown(error.reason),
                 "action": action,
             }
         )
@@ -83,16 +82,24 @@ def lines(entries: list[dict[str, Any]]) -> bytes:
     return b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries)
 
 
-def quarantine(files: Files, directory: Path, key: bytes, raw: RawSample, error: SampleError) -> None:
-    """Keep a bad sample's source values: ``KEYHASH/FIELD.bin`` (or ``.json``) and ``sample.json``. Names never come from the source."""
-    place = directory / hashlib.sha256(key).hexdigest()[:24]
+def quarantine(files: Files, directory: Path, ordinal: int, error: SampleError, values: Sequence[tuple[str, bool, Any]]) -> None:
+    """Keep a bad sample's source values: ``RECORD/field-NNN.bin`` (or ``.json``) and ``sample.json``. Names never come from the source.
+
+    Args:
+        ordinal: the record's number in the source: its place, since bad records may share a key.
+        values: ``(field, whether bytes, contents)``; none where the sample could not be loaded, or killed the worker that did.
+    """
+    place = directory / f"{ordinal:012d}"
     files.make_directory(directory)
     files.make_directory(place)
     stored = {}
-    for number, (field, value) in enumerate(raw.values.items()):
-        is_bytes = isinstance(value, bytes | bytearray | memoryview)
+    for number, (field, is_bytes, contents) in enumerate(values):
         name = f"field-{number:03d}.{'bin' if is_bytes else 'json'}"
-        files.write_file(place / name, value if is_bytes else msgspec.json.encode(value, enc_hook=str))
-        stored[field] = name
-    about = {"key": text(key), "path": text(raw.path.encode("utf-8", "surrogateescape")), "code": error.code, "reason": error.reason, "field": error.field}
-    files.write_file(place / "sample.json", msgspec.json.encode(about | {"files": stored}))
+        files.write_file(place / name, contents)
+        stored[text(field.encode("utf-8", "surrogateescape"))] = name
+    about = {"record": ordinal, "key": text(error.key), "path": _shown(error.path), "code": error.code, "reason": _shown(error.reason)}
+    files.write_file(place / "sample.json", msgspec.json.encode(about | {"field": error.field, "files": stored}))
+
+
+def _shown(value: str) -> str:
+    return text(value.encode("utf-8", "surrogateescape"))

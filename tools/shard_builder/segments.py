@@ -18,7 +18,7 @@ from shard_builder.journal import Journal
 from shard_builder.plan import Item, Plan, Segment
 from shard_builder.pool import Chunk, Pool
 from shard_builder.report import quarantine
-from shard_builder.sources.base import BadRecord, RawSample, Record
+from shard_builder.sources.base import BadRecord, Record
 from shard_builder.target import SHARD_SUFFIX
 
 if TYPE_CHECKING:
@@ -89,8 +89,12 @@ class SegmentWriter:
         for ordinal, head in heads:
             record = self._record(ordinal, records)
             if "error" in head:
+                kept: list[tuple[str, bool, memoryview]] = []
+                for name, length, is_bytes in head.get("raw", ()):
+                    kept.append((name, is_bytes, payloads[place : place + length]))
+                    place += length
                 code, reason, field, path = head["error"]
-                self._bad(ordinal, record, SampleError(code, reason, field=field, key=record.key, path=path))
+                self._bad(ordinal, SampleError(code, reason, field=field, key=record.key, path=path), kept)
                 continue
             values: dict[str, Encoded] = {}
             digests: dict[str, bytes] = {}
@@ -112,19 +116,14 @@ class SegmentWriter:
 
     def _skip(self, ordinal: int, item: Item) -> None:
         if isinstance(item, BadRecord):
-            self._run.report.error(ordinal, SampleError(item.code, item.reason, key=item.key, path=item.path))
+            self._bad(ordinal, SampleError(item.code, item.reason, key=item.key, path=item.path), [])
         else:
             self._run.report.dropped(ordinal, item.key)
 
-    def _bad(self, ordinal: int, record: Record, error: SampleError) -> None:
+    def _bad(self, ordinal: int, error: SampleError, kept: list[tuple[str, bool, memoryview]]) -> None:
         self._run.report.error(ordinal, error)
-        if self._run.options.on_error != "quarantine":
-            return
-        try:
-            raw = self._run.source.load(record.locator)
-        except LfdataError:
-            raw = RawSample({}, error.path)
-        quarantine(self._run.files, self._run.quarantine, record.key, raw, error)
+        if self._run.options.on_error == "quarantine":
+            quarantine(self._run.files, self._run.quarantine, ordinal, error, kept)
 
     def _add(self, ordinal: int, key: bytes, values: dict[str, Encoded], digests: dict[str, bytes], path: str) -> None:
         options = self._run.options

@@ -1,11 +1,12 @@
 """A converter's worker process: loads records, encodes and hashes their fields, sends them back.
 
-Started as ``python -m shard_builder.worker FD``; speaks :mod:`shard_builder.wire`. The first message is the set-up, every further one a
-chunk of locators. It ends when the connection does, or with its parent.
+Started by :mod:`shard_builder.pool`; speaks :mod:`shard_builder.wire`. The first message is the set-up, every further one a mode and
+a chunk of locators. It ends when the connection does, or with its parent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import signal
@@ -15,12 +16,16 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lfdata.codecs.base import Encoded, Encoder
+from lfdata.codecs.dictionary import MAX_SAMPLE
 from lfdata.codecs.registry import make_encoder
+from lfdata.codecs.structured import JsonEncoder
 from lfdata.errors import LfdataError, SampleError
 from shard_builder import wire
 from shard_builder.sources import source_from_config
-from shard_builder.sources.base import FieldSpec
+from shard_builder.sources.base import FieldSpec, RawSample
 
 _PR_SET_PDEATHSIG = 1
 RECENT_IMAGES = 16
@@ -39,30 +44,50 @@ class Worker:
         self.source = source_from_config(setup["source"], Path(setup["stage"]))
         self.encoders = encoders_of(fields, setup["dictionaries"])
         self._recent: OrderedDict[tuple[str, bytes], Encoded] = OrderedDict()
+        self.keep_bad = setup["keep_bad"]
 
-    def process(self, chunk: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Encode ``[(ordinal, locator), ...]``."""
+    def process(self, chunk: list[Any], mode: str = "encode") -> tuple[list[Any], list[Any]]:
+        """Work on ``[(ordinal, locator), ...]``: ``encode`` them, or ``pack`` their ``json`` fields for the training of dictionaries."""
+        handle = {"encode": self._sample, "pack": self._pack}[mode]
         heads: list[Any] = []
         payloads: list[Any] = []
         for ordinal, locator in chunk:
+            head: dict[str, Any]
+            data: list[Any] = []
+            raw = None
             try:
-                head, data = self._sample(locator)
+                raw = self.source.load(locator)
+                head, data = handle(raw)
             except SampleError as error:
-                head, data = {"error": [error.code, error.reason, error.field, error.path]}, []
+                head = {"error": [error.code, error.reason, error.field, error.path]}
+                if raw is not None and self.keep_bad:
+                    head["raw"], data = kept_values(raw)
             except MemoryError:
-                head, data = {"error": ["memory", "not enough memory to load or encode this sample", "", ""]}, []
+                head = {"error": ["memory", "not enough memory to load or encode this sample", "", ""]}
             heads.append([ordinal, head])
             payloads += data
         return heads, payloads
 
-    def _sample(self, locator: bytes) -> tuple[dict[str, Any], list[Any]]:
-        raw = self.source.load(locator)
+    def _pack(self, raw: RawSample) -> tuple[dict[str, Any], list[Any]]:
+        """MessagePack of the ``json`` fields, as much of it as training looks at."""
+        packed: list[Any] = []
+        payloads: list[Any] = []
+        for name, encoder in self.encoders.items():
+            if isinstance(encoder, JsonEncoder) and name in raw.values:
+                with contextlib.suppress(SampleError):
+                    payloads.append(encoder.pack(raw.values[name])[:MAX_SAMPLE])
+                    packed.append([name, len(payloads[-1])])
+        return {"packed": packed}, payloads
+
+    def _sample(self, raw: RawSample) -> tuple[dict[str, Any], list[Any]]:
+        # Values are let go as they are encoded, unless a bad sample's are still wanted.
+        left = dict(raw.values) if self.keep_bad else raw.values
         values: list[Any] = []
         payloads: list[Any] = []
         for name, encoder in self.encoders.items():
-            if name not in raw.values:
+            if name not in left:
                 continue
-            encoded = self._encode(name, encoder, raw.values.pop(name), raw.path)
+            encoded = self._encode(name, encoder, left.pop(name), raw.path)
             data = encoded.payload
             digest = b"" if encoder.kind in ("tokens", "scalar") else hashlib.sha256(data).digest()
             aux = None if encoded.aux is None else encoded.aux.astype("<u8").tobytes()
@@ -91,6 +116,25 @@ class Worker:
             raise
 
 
+def kept_values(raw: RawSample) -> tuple[list[Any], list[Any]]:
+    """A bad sample's values for quarantine: ``[name, length, whether bytes]`` and their bytes (JSON for what is not bytes)."""
+    about: list[Any] = []
+    payloads: list[Any] = []
+    for name, value in raw.values.items():
+        is_bytes = isinstance(value, bytes | bytearray | memoryview)
+        data = value if is_bytes else _as_json(value)
+        about.append([name, len(data), is_bytes])
+        payloads.append(data)
+    return about, payloads
+
+
+def _as_json(value: Any) -> bytes:
+    try:
+        return msgspec.json.encode(value, enc_hook=str)
+    except (msgspec.MsgspecError, ValueError, OverflowError, TypeError, RecursionError):
+        return ascii(value).encode()
+
+
 def main(descriptor: int) -> None:
     """Serve until the connection ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -105,8 +149,8 @@ def main(descriptor: int) -> None:
             return
         wire.send(connection, {"ready": True})
         while True:
-            chunk, _ = wire.receive(connection)
-            heads, payloads = worker.process(chunk)
+            (mode, chunk), _ = wire.receive(connection)
+            heads, payloads = worker.process(chunk, mode)
             wire.send(connection, heads, payloads)
     except (wire.ClosedError, BrokenPipeError, ConnectionResetError):
         return
