@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit  # noqa: F401
 import os
 import threading
 import weakref
 from typing import Protocol
 
-# np.unique imports it at its first call: in a thread, at a fork, that would leave its module lock held in the child.
+# Imported here because np.unique (numpy.ma) and weakref.finalize (atexit) import them at their first call: in a thread, at a fork,
+# that would leave a module lock held in the child for ever.
 import numpy.ma  # noqa: F401
 
 

@@ -268,6 +268,7 @@ def test_eight_threads(tmp_path: Path, descriptors: int) -> None:
 
 FORK = """
     import os, sys, threading, warnings
+    import numpy.random  # imported lazily by numpy: in a thread, its lock could be held at a fork for ever
     sys.path[:0] = [sys.argv[2], sys.argv[3]]
     warnings.simplefilter("ignore", DeprecationWarning)
     from lfdata.dataset import ShardDataset
@@ -304,6 +305,36 @@ def test_fork_while_threads_read(tmp_path: Path) -> None:
     assert in_process(FORK, tmp_path, Path(__file__).parent, REPO / "tests" / "format").strip() == "fine"
 
 
+IMPORTING = """
+    import os, signal, sys, threading, time
+    from importlib.abc import MetaPathFinder
+    from lfdata.dataset import ShardDataset
+    ds, begun = ShardDataset(sys.argv[1]), threading.Event()
+    class Slow(MetaPathFinder):
+        def find_spec(self, name, path, target=None):
+            if name == "lfdata.codecs.raw":
+                begun.set()
+                time.sleep(0.5)
+    assert "lfdata.codecs.raw" not in sys.modules
+    sys.meta_path.insert(0, Slow())
+    thread = threading.Thread(target=lambda: ds.read_many([0], ["blob"]))
+    thread.start()
+    begun.wait(20)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(0 if len(ds.read_many([1], ["blob"])["blob"]) == 1 else 1)
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0, "the child waits for a lock that nobody holds"
+    print("fine")
+"""
+
+
+def test_fork_while_a_thread_imports_a_codec(tmp_path: Path) -> None:
+    make(tmp_path, shards=1)
+    assert in_process(IMPORTING, tmp_path).strip() == "fine"
+
+
 def test_a_child_after_fork_leaves_the_parents_descriptors_alone(tmp_path: Path) -> None:
     make(tmp_path, shards=3)
     data = ShardDataset(tmp_path, max_descriptors=2)
@@ -337,3 +368,26 @@ def test_shards_that_disagree_with_the_manifest(tmp_path: Path) -> None:
         for read in (lambda d: d[0], lambda d: d.column("n"), lambda d: d.read_many([1], ["n"], decode=False)):
             with pytest.raises(FormatError, match="manifest says"):
                 read(ShardDataset(tmp_path))
+
+
+UNGUARDED = """
+    import sys
+    from importlib.abc import MetaPathFinder
+    from lfdata.dataset import ShardDataset
+    from lfdata.format.forking import importing
+    found = []
+    class Watch(MetaPathFinder):
+        def find_spec(self, name, path, target=None):
+            if not importing._is_owned():
+                found.append(name)
+    ds = ShardDataset(sys.argv[1])
+    sys.meta_path.insert(0, Watch())
+    list(ds), ds.read_many([3, 3, 0], decode=False), ds.keys([1]), [ds.column(c) for c in ds.columns], ds.index_of(ds[5]["__key__"])
+    print(*found)
+"""
+
+
+@pytest.mark.parametrize("name", ["mixed", "numeric", "large"])
+def test_reading_imports_nothing_that_a_fork_could_tear(name: str) -> None:
+    """A module half imported in a thread at a fork stays locked in the child: what reading imports, it imports under the guard."""
+    assert in_process(UNGUARDED, REPO / "tests" / "golden" / "v1.0" / name).split() == []
