@@ -79,7 +79,7 @@ def convert(
 def _refuse_inside(source: Source, target: Path) -> None:
     """A target below the source's folder would be scanned as part of it."""
     location = Path(str(source.config()["location"]))
-    if location.is_dir() and target.resolve().is_relative_to(location.resolve()):
+    if os.path.isdir(location) and target.resolve().is_relative_to(location.resolve()):
         raise OptionError(f"{target}: the target lies inside the source {location}; choose a directory outside it")
 
 
@@ -155,7 +155,7 @@ class _Conversion:
         dictionaries = {name: hashlib.sha256(data).hexdigest() for name, data in self.dictionaries.items()}
         return {
             "format": [MAJOR, MINOR],
-            "library": {"lfdata": lfdata.__version__, **library_versions()},
+            "library": {"lfdata": lfdata.__version__, **library_versions({spec.kind for spec in self.source.fields})},
             "options": self.options.layout(),
             "source": self.source.describe() | {"fingerprint": plan.fingerprint, "records": plan.records},
             "notes": self.source.notes(),
@@ -255,7 +255,14 @@ class _Conversion:
 
     # -- end ----------------------------------------------------------------------------------------------------------
 
+    def _sort(self) -> None:
+        """Into the order of the source: where a shard was missing, resume has made an earlier one after later ones."""
+        made = sorted(zip(self.shards, self.statistics, strict=True), key=lambda pair: (pair[0].segment, pair[0].ordinal))
+        self.shards, self.statistics = [shard for shard, _ in made], [statistics for _, statistics in made]
+        self.entries.sort(key=lambda entry: entry["record"])
+
     def _finish(self, plan: Plan) -> None:
+        self._sort()
         rows = sum(shard.rows for shard in self.shards)
         if rows == 0 and not self.options.allow_empty:
             raise LfdataError(f"none of {plan.records} samples could be stored; see the errors above. --allow-empty accepts an empty data set")
