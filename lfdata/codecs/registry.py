@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,19 +114,27 @@ def _unknown(kind: str) -> OptionError:
     return OptionError(f"unknown kind {kind!r}; valid kinds: {', '.join(KINDS)}")
 
 
-def library_versions() -> dict[str, str]:
-    """Versions of the installed libraries that determine stored bytes, by name; for provenance.
+# Libraries that shape stored bytes, by the kind of field they serve. PIL's own are in an image field's params.
+_LIBRARIES = {
+    "json": ("msgspec", "zstandard"),
+    "audio": ("soundfile", "soxr"),
+    "tokens": ("tokenizers", "tiktoken"),
+}
 
-    Names ending in a C library's name (``zstd``, ``libsndfile``) give the version bundled with its Python package.
+
+def library_versions(kinds: Collection[str]) -> dict[str, str]:
+    """Versions of the installed libraries that determine the stored bytes of these kinds of field, by name; for provenance.
+
+    ``zstd`` and ``libsndfile`` are the C libraries bundled with their Python packages.
     """
-    import zstandard
-
-    versions = {"zstd": ".".join(map(str, zstandard.ZSTD_VERSION))}
-    for name in ("numpy", "msgspec", "zstandard", "soundfile", "soxr", "tokenizers", "tiktoken"):
+    versions = {}
+    for name in ("numpy", *(name for kind, names in _LIBRARIES.items() if kind in kinds for name in names)):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
+    if "zstandard" in versions:
+        versions["zstd"] = ".".join(map(str, importlib.import_module("zstandard").ZSTD_VERSION))
     if "soundfile" in versions:
         versions["libsndfile"] = str(importlib.import_module("soundfile").__libsndfile_version__)
     return dict(sorted(versions.items()))

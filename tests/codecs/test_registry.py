@@ -80,6 +80,6 @@ def test_decoding_imports_no_encoding_library() -> None:
 
 
 def test_versions_of_what_determines_bytes_are_known() -> None:
-    versions = library_versions()
+    versions = library_versions(KINDS)
     assert {"numpy", "msgspec", "zstandard", "zstd"} <= set(versions)
     assert all(isinstance(value, str) and value for value in versions.values())
