@@ -64,16 +64,20 @@ class IndexCache:
             return np.empty(0, entry.dtype)
         low, high = int(index.min()), int(index.max())
         if low < 0 or high >= entry.count:
-            raise CorruptError(file.name, entry.offset, f"element {high} of section {entry.type.decode()}, which has {entry.count}")
+            raise CorruptError(
+                file.name, entry.offset, f"element {high} of section {entry.type.decode()}, which has {entry.count}"
+            )
         return self.rows(file, entry, index)
 
     def rows(self, file: ShardFile, entry: Entry, index: NDArray[np.int64]) -> NDArray[Any]:
         """:meth:`take` for ordinals that are known to be in range."""
+        if not len(index):  # sections of length 0 may share an offset, and so a place in the cache, with one of another type
+            return np.empty(0, entry.dtype)
         if entry.blocks * BLOCK_BYTES > self.budget // 4:
             return self._take_blocks(file, entry, index)
         with self._lock:
             held = self._hold(file, entry)
-            if held.missing and len(index):
+            if held.missing:
                 self._load(file, entry, held, self._touched(entry, index))
         result: NDArray[Any] = held.elements[index]
         return result
