@@ -1,7 +1,8 @@
 """lfdata: training data from memory-mapped shards.
 
-``lfdata.open(path)`` gives map-style access, ``lfdata.ShardIterableDataset`` feeds torch's DataLoader. ``lfdata.format`` holds the bytes on disk,
-``lfdata.codecs`` what turns values into bytes and back, ``lfdata.dataset`` many shards as one. Nothing here imports ``lftrain``.
+``lfdata.open(path)`` gives map-style access, ``lfdata.ShardIterableDataset`` feeds torch's DataLoader. ``lfdata.format`` holds the
+bytes on disk, ``lfdata.codecs`` what turns values into bytes and back, ``lfdata.dataset`` many shards as one. Nothing here imports
+``lftrain``.
 """
 
 import sys

@@ -85,7 +85,8 @@ class Bomb:
 
 evil = pickle.dumps(Bomb())
 array = io.BytesIO(); np.save(array, np.array([Bomb()], object), allow_pickle=True)
-payloads = {"pyd": evil, "pickle": evil, "pkl": evil, "npy": array.getvalue(), "pth": evil, "txt": evil, "json": evil, "py": b"import os; os.abort()"}
+payloads = {"pyd": evil, "pickle": evil, "pkl": evil, "npy": array.getvalue(), "pth": evil, "txt": evil, "json": evil}
+payloads["py"] = b"import os; os.abort()"
 with tarfile.open(work / "evil.tar", "w") as tar:
     for extension, data in payloads.items():
         info = tarfile.TarInfo(f"sample.{extension}"); info.size = len(data); tar.addfile(info, io.BytesIO(data))

@@ -167,7 +167,9 @@ class ShardDataset:
         if self.schema.get(field, FieldMeta(field, "")).kind != "audio":
             raise OptionError(f"{self.path}: field {field!r} is not audio")
         if not shard.present(field, local)[0]:
-            raise SampleError("absent", "the sample has no such recording", field=field, key=self.keys([index])[0], path=shard.name)
+            raise SampleError(
+                "absent", "the sample has no such recording", field=field, key=self.keys([index])[0], path=shard.name
+            )
         return shard.read_frames(field, local, start, stop)
 
     # -- columns ------------------------------------------------------------------------------------------------------
@@ -193,7 +195,9 @@ class ShardDataset:
     def columns(self) -> list[str]:
         """Names of all columns."""
         return [
-            field.name if role == "value" else f"{field.name}.{role}" for field in self.manifest.fields for role in SIZE_ROLES[field.kind]
+            field.name if role == "value" else f"{field.name}.{role}"
+            for field in self.manifest.fields
+            for role in SIZE_ROLES[field.kind]
         ]
 
     def present(self, field: str) -> NDArray[np.bool_]:
@@ -266,7 +270,9 @@ class ShardDataset:
         if given.dtype.kind == "O" and given.ndim == 1 and all(isinstance(index, int) for index in given):
             raise IndexError(f"{self.path}: index {next(i for i in given if abs(i) >= len(self))} of {len(self)} samples")
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-            raise OptionError(f"indices must be a one-dimensional sequence of integers, not {given.dtype} of shape {given.shape}")
+            raise OptionError(
+                f"indices must be a one-dimensional sequence of integers, not {given.dtype} of shape {given.shape}"
+            )
         rows = np.minimum(given, len(self)).astype(np.int64) if given.dtype.kind == "u" else given.astype(np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
             rows = np.where(rows < 0, rows + len(self), rows)
@@ -301,7 +307,9 @@ class ShardDataset:
     def _keys(self, rows: NDArray[np.int64], parts: list[tuple[int, NDArray[np.int64]]]) -> list[bytes]:
         keys = [b""] * len(rows)
         for number, where in parts:
-            for place, key in zip(where.tolist(), self._shard(number).base.keys(rows[where] - self._starts[number]), strict=True):
+            for place, key in zip(
+                where.tolist(), self._shard(number).base.keys(rows[where] - self._starts[number]), strict=True
+            ):
                 keys[place] = key
         return keys
 
@@ -377,7 +385,9 @@ class ShardDataset:
         try:
             return offsets, np.empty(int(offsets[-1]), np.uint8)
         except MemoryError as error:
-            raise LimitError(self.path, None, f"field {name!r}: no memory for {offsets[-1]} bytes. Read fewer samples at a time") from error
+            raise LimitError(
+                self.path, None, f"field {name!r}: no memory for {offsets[-1]} bytes. Read fewer samples at a time"
+            ) from error
 
 
 def _reopen(

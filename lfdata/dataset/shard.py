@@ -32,7 +32,12 @@ class Shard:
     """
 
     def __init__(
-        self, entry: ShardEntry, open_file: Callable[[str, int], RangeFile], fields: Mapping[str, FieldMeta], cache: IndexCache, remote: bool = False
+        self,
+        entry: ShardEntry,
+        open_file: Callable[[str, int], RangeFile],
+        fields: Mapping[str, FieldMeta],
+        cache: IndexCache,
+        remote: bool = False,
     ) -> None:
         self.entry = entry
         self.name = entry.file
@@ -75,7 +80,9 @@ class Shard:
         for param in ("dtype", "ndim"):
             if stored.params.get(param) != stated.params.get(param):
                 raise CorruptError(
-                    self.name, None, f"field {name!r} has {param} {stored.params.get(param)!r}; the manifest says {stated.params.get(param)!r}"
+                    self.name,
+                    None,
+                    f"field {name!r} has {param} {stored.params.get(param)!r}; the manifest says {stated.params.get(param)!r}",
                 )
 
     def decoder(self, name: str) -> Decoder:
@@ -127,7 +134,9 @@ class Shard:
         file = self.file_of(name)
         row = gather(file.file, file.identity.seed, offsets, lengths, checks, out, places, threads)
         if row >= 0:
-            raise CorruptError(file.name, int(offsets[row]), f"field {name!r}, row {int(rows[row])}: the payload does not match its check")
+            raise CorruptError(
+                file.name, int(offsets[row]), f"field {name!r}, row {int(rows[row])}: the payload does not match its check"
+            )
 
     def read_frames(self, name: str, rows: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int16]:
         """Frames of one recording, from the chunks that cover them."""
@@ -141,7 +150,9 @@ class Shard:
         offset, length, _ = self.lengths(name, rows)
         width = channels * 2
         if int(length[0]) != frames * width:
-            raise CorruptError(file.name, int(offset[0]), f"field {name!r}, row {int(rows[0])}: {int(length[0])} bytes for {frames} frames")
+            raise CorruptError(
+                file.name, int(offset[0]), f"field {name!r}, row {int(rows[0])}: {int(length[0])} bytes for {frames} frames"
+            )
         first, last = start // chunk, -(-stop // chunk)
         aux_first, aux = file.gather(name, "aux_first", rows), file.entry(name, "aux")
         if aux_first is None or aux is None or int(aux_first[0]) + last > aux.count:
@@ -155,7 +166,9 @@ class Shard:
             at = number * chunk * width
             if xxh3(view[at : at + chunk * width], file.identity.seed) != check:
                 raise CorruptError(
-                    file.name, int(offset[0]) + begin + at, f"field {name!r}, row {int(rows[0])}: chunk {first + number} does not match its check"
+                    file.name,
+                    int(offset[0]) + begin + at,
+                    f"field {name!r}, row {int(rows[0])}: chunk {first + number} does not match its check",
                 )
         samples = data.view("<i2").reshape(-1, channels)
         return samples[start - first * chunk : stop - first * chunk].astype(np.int16)

@@ -144,7 +144,9 @@ class FieldColumns:
             return bool(self._payloads[-2 - place] == data)
         view = memoryview(data)
         step = 1 << 20
-        return all(view[at : at + step] == written.pread(min(step, len(view) - at), place + at) for at in range(0, len(view), step))
+        return all(
+            view[at : at + step] == written.pread(min(step, len(view) - at), place + at) for at in range(0, len(view), step)
+        )
 
     def _append_aux(self, first: int, count: int) -> None:
         self._aux_first.append(first)
@@ -231,5 +233,3 @@ def _summary(data: NDArray[Any]) -> dict[str, Any]:
     low, high = wide & np.array(0xFFFFFFFF, wide.dtype), wide >> np.array(32, wide.dtype)
     total = int(low.sum()) + (int(high.sum()) << 32)
     return {"min": int(data.min()), "max": int(data.max()), "sum": total}
-
-

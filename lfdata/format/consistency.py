@@ -62,7 +62,9 @@ def check_field(shard: ShardFile, field: FieldMeta) -> Iterator[Finding]:
     if "dims" in columns:
         columns["dims"] = columns["dims"].reshape(shard.rows, field_ndim(shard.name, field))
     yield from _absent(columns, there)
-    yield from _first("COLM", there & _bad_sizes(shard, field, columns), "the sizes of the value contradict each other or its kind")
+    yield from _first(
+        "COLM", there & _bad_sizes(shard, field, columns), "the sizes of the value contradict each other or its kind"
+    )
     if shard.identity.kind == KIND_INDEX or field.kind == "scalar":
         return
     yield from _aux(shard, field, columns, there)
@@ -143,7 +145,9 @@ def _aux(shard: ShardFile, field: FieldMeta, columns: dict[str, NDArray[Any]], t
     nothing = np.zeros(shard.rows, np.uint64)
     first, count = columns.get("aux_first", nothing), columns.get("aux_count", nothing)
     total = np.uint64(len(columns.get("aux", ())))
-    yield from _first("COLM", (count > total) | (first > total - np.minimum(count, total)), "auxiliary elements outside their column")
+    yield from _first(
+        "COLM", (count > total) | (first > total - np.minimum(count, total)), "auxiliary elements outside their column"
+    )
     if field.kind == "audio":
         step = columns["channels"].astype(np.uint64) * np.uint64(2 * chunk_frames(shard.name, field))
         wanted = -(-columns["bytes"].astype(object) // np.maximum(step, np.uint64(1)).astype(object))
@@ -155,7 +159,9 @@ def _places(
 ) -> Iterator[Finding]:
     offsets, checks = locators["offset"], locators["check"]
     empty = there & (lengths == 0)
-    yield from _first("LOCR", empty & ((offsets != 0) | (checks != xxh3(b"", shard.identity.seed))), "a locator for a value of length 0")
+    yield from _first(
+        "LOCR", empty & ((offsets != 0) | (checks != xxh3(b"", shard.identity.seed))), "a locator for a value of length 0"
+    )
     filled = there & (lengths > 0)
     if not filled.any():
         return
@@ -182,4 +188,6 @@ def _token_places(
     expected = np.where(counts > 0, np.cumsum(counts, dtype=np.uint64) - counts, np.uint64(0))
     yield from _first("LOCR", there & (offsets != expected), "the sequence does not start where the one before ends")
     empty = there & (counts == 0)
-    yield from _first("LOCR", empty & (locators["check"] != xxh3(b"", shard.identity.seed)), "the check of an empty sequence is wrong")
+    yield from _first(
+        "LOCR", empty & (locators["check"] != xxh3(b"", shard.identity.seed)), "the check of an empty sequence is wrong"
+    )

@@ -35,7 +35,9 @@ def storage_error(path: object, operation: str, error: OSError) -> StorageError:
     """The typed error for an ``OSError``."""
     reason = error.strerror or str(error)
     if error.errno in _FULL:
-        return DiskFullError(path, operation, error.errno, f"{reason}. Free space (or raise the quota or file-size limit), then use --resume")
+        return DiskFullError(
+            path, operation, error.errno, f"{reason}. Free space (or raise the quota or file-size limit), then use --resume"
+        )
     return StorageError(path, operation, error.errno, reason)
 
 
@@ -54,7 +56,9 @@ class OutputFile:
         interruptions = 0
         while len(view):
             try:
-                written = self.files.call("write", self.path, partial(os.write, self._descriptor, view), offset=self.position, data=view)
+                written = self.files.call(
+                    "write", self.path, partial(os.write, self._descriptor, view), offset=self.position, data=view
+                )
             except InterruptedError as error:
                 interruptions += 1
                 if interruptions > _MAX_INTERRUPTIONS:
@@ -83,7 +87,9 @@ class OutputFile:
             except OSError as error:
                 raise storage_error(self.path, "read", error) from error
             if not part:
-                raise StorageError(self.path, "read", errno.EIO, f"the file is shorter than what was written: nothing at byte {offset}")
+                raise StorageError(
+                    self.path, "read", errno.EIO, f"the file is shorter than what was written: nothing at byte {offset}"
+                )
             parts.append(part)
             offset += len(part)
             length -= len(part)

@@ -150,7 +150,9 @@ def _open(path: str) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:
-        raise StorageError(path, "open", error.errno, "the shard file is missing. Was the data set replaced or moved?") from error
+        raise StorageError(
+            path, "open", error.errno, "the shard file is missing. Was the data set replaced or moved?"
+        ) from error
     except OSError as error:
         raise StorageError(path, "open", error.errno, error.strerror or str(error)) from error
 
@@ -188,7 +190,9 @@ class LocalFile:
         elif identity[:2] != self._identity[:2]:
             raise ChangedError(self.name, None, "the file was replaced while it was in use. Open the data set again")
         elif identity[2] != self._identity[2]:
-            raise TruncatedError(self.name, min(identity[2], self._identity[2]), f"the file had {self._identity[2]} bytes, now {identity[2]}")
+            raise TruncatedError(
+                self.name, min(identity[2], self._identity[2]), f"the file had {self._identity[2]} bytes, now {identity[2]}"
+            )
 
     def run(self, action: Callable[[int], T]) -> T:
         """Run ``action`` on an open descriptor."""
@@ -204,9 +208,13 @@ class LocalFile:
             try:
                 count = os.preadv(descriptor, [buffer[done:]], offset + done)
             except OSError as error:
-                raise StorageError(self.name, f"read at byte {offset + done}", error.errno, error.strerror or str(error)) from error
+                raise StorageError(
+                    self.name, f"read at byte {offset + done}", error.errno, error.strerror or str(error)
+                ) from error
             if not count:
-                raise TruncatedError(self.name, offset + done, f"the file ends here; {len(buffer) - done} more bytes were expected")
+                raise TruncatedError(
+                    self.name, offset + done, f"the file ends here; {len(buffer) - done} more bytes were expected"
+                )
             done += count
 
     def map(self) -> memoryview:

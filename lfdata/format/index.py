@@ -77,7 +77,9 @@ def write_index(
         raise
 
 
-def _write_role(container: ContainerWriter, manifest: Manifest, column: Column, ordinal: int, field: FieldMeta, role: str) -> None:
+def _write_role(
+    container: ContainerWriter, manifest: Manifest, column: Column, ordinal: int, field: FieldMeta, role: str
+) -> None:
     parts = [number for number, _ in enumerate(manifest.shards)]
     if role == "present" and all(column(number, field.name, role) is None for number in parts):
         return

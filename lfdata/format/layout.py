@@ -218,7 +218,9 @@ def parse_identity(file: object, data: bytes | memoryview, offset: int) -> Ident
     identity = Identity(*_IDENTITY.unpack(data))
     if identity.major != MAJOR:
         raise VersionError(
-            file, offset, f"format version {identity.major}.{identity.minor}; this reader knows {MAJOR}.x. Update lfdata to read it"
+            file,
+            offset,
+            f"format version {identity.major}.{identity.minor}; this reader knows {MAJOR}.x. Update lfdata to read it",
         )
     if identity.kind not in (KIND_BASE, KIND_SIDECAR, KIND_INDEX):
         raise CorruptError(file, offset + 4, f"unknown file kind {identity.kind}")
@@ -334,7 +336,9 @@ def _check_known(file: object, at: int, entry: Entry) -> None:
     if blocked is None:
         if entry.flags & FLAG_REQUIRED:
             raise VersionError(
-                file, at, f"section type {_name(entry)!r} is required to read this file and this reader does not know it. Update lfdata"
+                file,
+                at,
+                f"section type {_name(entry)!r} is required to read this file and this reader does not know it. Update lfdata",
             )
         return
     if entry.flags != FLAG_REQUIRED | (FLAG_BLOCKED if blocked else 0):

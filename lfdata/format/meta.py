@@ -102,11 +102,15 @@ def check_fields(file: object, fields: Sequence[FieldMeta]) -> None:
     for field in fields:
         size = len(field.name.encode("utf-8", "surrogatepass"))
         if not 1 <= size <= 255 or field.name.startswith("__"):
-            raise CorruptError(file, None, f"field name {field.name[:80]!r}: 1 to 255 bytes, not beginning with two underscores")
+            raise CorruptError(
+                file, None, f"field name {field.name[:80]!r}: 1 to 255 bytes, not beginning with two underscores"
+            )
         if field.name in seen:
             raise CorruptError(file, None, f"field {field.name!r} appears twice in the schema")
         if field.kind not in SIZE_ROLES:
-            raise VersionError(file, None, f"field {field.name!r} has the unknown kind {field.kind!r}. Update lfdata to read it")
+            raise VersionError(
+                file, None, f"field {field.name!r} has the unknown kind {field.kind!r}. Update lfdata to read it"
+            )
         seen.add(field.name)
 
 
@@ -144,12 +148,16 @@ def parse_manifest(file: object, data: bytes) -> Manifest:
     if probe.format != "lfdata" or not probe.version:
         raise CorruptError(file, None, 'not an lfdata manifest: "format" is not "lfdata"')
     if probe.version[0] != MAJOR:
-        raise VersionError(file, None, f"manifest version {probe.version}; this reader knows {MAJOR}.x. Update lfdata to read it")
+        raise VersionError(
+            file, None, f"manifest version {probe.version}; this reader knows {MAJOR}.x. Update lfdata to read it"
+        )
     manifest: Manifest = decode_json(file, data, Manifest, "the manifest")
     text = data.replace(f'"checksum": "{manifest.checksum}"'.encode(), f'"checksum": "{_BLANK}"'.encode())
     if hashlib.sha256(text).hexdigest() != manifest.checksum:
         raise CorruptError(
-            file, None, "the manifest does not match its checksum: it was damaged or edited. `shard-builder repair` rebuilds it from the shards"
+            file,
+            None,
+            "the manifest does not match its checksum: it was damaged or edited. `shard-builder repair` rebuilds it from the shards",
         )
     check_fields(file, manifest.fields)
     _check_shards(file, manifest)
@@ -171,7 +179,9 @@ def _check_shards(file: object, manifest: Manifest) -> None:
                 raise CorruptError(file, None, f"shard file name {entry.file!r} is not a plain, unique name")
             identity = entry.id if isinstance(entry, ShardEntry) else entry.part
             if not _HEX_ID.fullmatch(identity) or not _HEX_DIGEST.fullmatch(entry.sha256):
-                raise CorruptError(file, None, f"shard {entry.file}: its id or digest is not the hexadecimal number it should be")
+                raise CorruptError(
+                    file, None, f"shard {entry.file}: its id or digest is not the hexadecimal number it should be"
+                )
             if not 0 <= entry.tail <= entry.bytes < 1 << 63:
                 raise CorruptError(file, None, f"shard {entry.file}: impossible size or tail offset")
             names.add(entry.file)
@@ -189,8 +199,10 @@ def read_manifest(directory: Path) -> Manifest:
         data = path.read_bytes()
     except FileNotFoundError as error:
         raise FormatError(
-            path, None, "no manifest: not an lfdata data set, or its conversion has not finished (`shard-builder convert --resume`); "
-            "`shard-builder repair` rebuilds a lost manifest from the shards"
+            path,
+            None,
+            "no manifest: not an lfdata data set, or its conversion has not finished (`shard-builder convert --resume`); "
+            "`shard-builder repair` rebuilds a lost manifest from the shards",
         ) from error
     except OSError as error:
         raise FormatError(path, None, f"cannot read the manifest: {error.strerror}") from error

@@ -101,21 +101,29 @@ class ShardFile:
                 continue
             place = (entry.type, entry.field, entry.role)
             if place in self._by_place:
-                raise CorruptError(self.name, entry.offset, f"section {entry.type.decode()} appears twice for one field and role")
+                raise CorruptError(
+                    self.name, entry.offset, f"section {entry.type.decode()} appears twice for one field and role"
+                )
             self._by_place[place] = entry
         self.meta: ShardMeta = self._read_meta(self._find(b"META"))
         check_fields(self.name, self.meta.fields)
         self.fields: tuple[FieldMeta, ...] = self.meta.fields
         self._ordinals = {field.name: number for number, field in enumerate(self.fields)}
         check_schema(self.name, trailer.directory_offset, self.identity.kind, self.rows, self.fields, self._by_place)
-        self._sums = np.frombuffer(self._checked(self._find(b"BSUM"), 8 * sum(e.blocks for e in self.entries if e.blocked)), "<u8")
+        self._sums = np.frombuffer(
+            self._checked(self._find(b"BSUM"), 8 * sum(e.blocks for e in self.entries if e.blocked)), "<u8"
+        )
         self._check_blocked()
         self._check_groups()
         dictionaries = [entry for entry in self.entries if entry.type == b"DICT"]
         total = sum(entry.length for entry in dictionaries)
         if total > layout.MAX_DICTS_BYTES:
-            raise LimitError(self.name, dictionaries[0].offset, f"{total} bytes of dictionaries; the limit is {layout.MAX_DICTS_BYTES}")
-        self.dictionaries = {self.fields[entry.field].name: self._checked(entry, layout.MAX_DICT_BYTES) for entry in dictionaries}
+            raise LimitError(
+                self.name, dictionaries[0].offset, f"{total} bytes of dictionaries; the limit is {layout.MAX_DICTS_BYTES}"
+            )
+        self.dictionaries = {
+            self.fields[entry.field].name: self._checked(entry, layout.MAX_DICT_BYTES) for entry in dictionaries
+        }
 
     def _read_meta(self, entry: Entry) -> ShardMeta:
         meta: ShardMeta = decode_json(self.name, self._checked(entry, layout.MAX_META_BYTES), ShardMeta, "META")
@@ -146,7 +154,9 @@ class ShardFile:
 
     def _checked(self, entry: Entry, limit: int) -> bytes:
         if entry.length > limit:
-            raise LimitError(self.name, entry.offset, f"section {entry.type.decode()} of {entry.length} bytes; the limit is {limit}")
+            raise LimitError(
+                self.name, entry.offset, f"section {entry.type.decode()} of {entry.length} bytes; the limit is {limit}"
+            )
         data = self._bytes(entry.offset, entry.length)
         if xxh3(data, self.identity.seed) != entry.check:
             raise CorruptError(self.name, entry.offset, f"section {entry.type.decode()} does not match its check")
@@ -158,7 +168,9 @@ class ShardFile:
             if not entry.blocked:
                 continue
             if entry.first != first or first + entry.blocks > len(self._sums):
-                raise CorruptError(self.name, entry.offset, f"section {entry.type.decode()}: its block checks are not where they should be")
+                raise CorruptError(
+                    self.name, entry.offset, f"section {entry.type.decode()}: its block checks are not where they should be"
+                )
             if xxh3(self._sums[first : first + entry.blocks].tobytes(), self.identity.seed) != entry.check:
                 raise CorruptError(self.name, entry.offset, f"section {entry.type.decode()}: its block checks do not match")
             first += entry.blocks
@@ -198,7 +210,11 @@ class ShardFile:
         if not isinstance(self.file, LocalFile):
             raise KeyMissingError(f"{self.name}: only local files can be mapped")
         self.file.check_size()
-        raw = np.frombuffer(self.file.map(), np.uint8, entry.length, entry.offset) if entry.length else np.frombuffer(b"", np.uint8)
+        raw = (
+            np.frombuffer(self.file.map(), np.uint8, entry.length, entry.offset)
+            if entry.length
+            else np.frombuffer(b"", np.uint8)
+        )
         for number in self._cache.unverified(self, entry):
             self._check_block(entry, number, raw[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
             self._cache.mark_verified(self, entry, number)

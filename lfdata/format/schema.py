@@ -50,7 +50,9 @@ def chunk_frames(file: object, field: FieldMeta) -> int:
     return frames
 
 
-def check_schema(file: object, end: int, kind: int, rows: int, fields: Sequence[FieldMeta], found: Mapping[Place, Entry]) -> None:
+def check_schema(
+    file: object, end: int, kind: int, rows: int, fields: Sequence[FieldMeta], found: Mapping[Place, Entry]
+) -> None:
     """Refuse a file whose sections are not those its schema asks for.
 
     Args:
@@ -67,7 +69,9 @@ def check_schema(file: object, end: int, kind: int, rows: int, fields: Sequence[
         if entry.element != element or (count is not None and entry.count != count):
             name = f"section {entry.type.decode()} (field {entry.field}, role {entry.role})"
             raise CorruptError(
-                file, entry.offset, f"{name}: {entry.count} elements of type {entry.element}; expected {count} of type {element}"
+                file,
+                entry.offset,
+                f"{name}: {entry.count} elements of type {entry.element}; expected {count} of type {element}",
             )
     _check_missing(file, end, wanted, found)
 

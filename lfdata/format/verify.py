@@ -269,7 +269,9 @@ class _Verifier:
         try:
             decoder = self.decoders(field.kind, field.params, self.shard.dictionaries.get(field.name))
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-            raise CorruptError(self.shard.name, None, f"field {field.name!r} cannot be decoded as its schema says: {error}") from error
+            raise CorruptError(
+                self.shard.name, None, f"field {field.name!r} cannot be decoded as its schema says: {error}"
+            ) from error
         roles = layout.SIZE_ROLES[field.kind]
 
         def decode(payload: memoryview, row: int) -> None:

@@ -27,7 +27,11 @@ from lfdata.format.verify import verify_file
 DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
 VOCAB = {"uint8": 256, "uint16": 65_536, "uint32": 2**32, "uint64": 2**63}
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
@@ -60,7 +64,9 @@ def same(one: Any, other: Any) -> bool:
 @st.composite
 def columns(draw: st.DrawFn) -> Column:
     """A random field."""
-    name = draw(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(lambda s: not s.startswith("__")))
+    name = draw(
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(lambda s: not s.startswith("__"))
+    )
     kind = draw(st.sampled_from(["image", "tokens", "audio", "json", "array", "text", "bytes", "scalar"]))
     match kind:
         case "text":
@@ -171,7 +177,12 @@ def cases(draw: st.DrawFn) -> Case:
 
 # Without shrinking: a failure must not take minutes; the case is derived from the test's name and can be shrunk by hand.
 SETTINGS = settings(
-    phases=[Phase.generate], deadline=None, max_examples=60, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+    phases=[Phase.generate],
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+    database=None,
 )
 
 
@@ -256,7 +267,9 @@ KEYS = [b"", "caf\u00e9".encode(), "cafe\u0301".encode(), b"\xff\xfe\0", b"a/b",
 @pytest.mark.parametrize("with_index", [False, True])
 def test_keys_are_bytes_and_never_normalised(tmp_path: Path, with_index: bool) -> None:
     rows = [(key, {"n": scalar(number, "int32")}) for number, key in enumerate(KEYS)]
-    write_dataset(tmp_path, [FieldMeta("n", "scalar", {"dtype": "int32"})], [Part(rows[:4]), Part(rows[4:])], with_index=with_index)
+    write_dataset(
+        tmp_path, [FieldMeta("n", "scalar", {"dtype": "int32"})], [Part(rows[:4]), Part(rows[4:])], with_index=with_index
+    )
     data = ShardDataset(tmp_path)
     assert data.keys(range(len(KEYS))) == KEYS and data.keys([8, 0, 7, 7, -1]) == [KEYS[8], b"", KEYS[7], KEYS[7], KEYS[8]]
     assert [data.index_of(key) for key in KEYS] == list(range(len(KEYS)))
@@ -267,7 +280,11 @@ def test_keys_are_bytes_and_never_normalised(tmp_path: Path, with_index: bool) -
 
 
 def test_indices_that_make_no_sense(tmp_path: Path) -> None:
-    write_dataset(tmp_path, [FieldMeta("n", "scalar", {"dtype": "int32"})], [Part([(b"%d" % n, {"n": scalar(n, "int32")}) for n in range(3)])])
+    write_dataset(
+        tmp_path,
+        [FieldMeta("n", "scalar", {"dtype": "int32"})],
+        [Part([(b"%d" % n, {"n": scalar(n, "int32")}) for n in range(3)])],
+    )
     data = ShardDataset(tmp_path)
     for index in (3, -4, 2**63, 2**64 - 1, 2**70, -(2**70)):
         with pytest.raises(IndexError):

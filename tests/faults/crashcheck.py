@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
 import shutil
@@ -79,10 +80,8 @@ class _Cut(LoggingFiles):
 
 
 def _interrupted(root: Path, *, torn: bool) -> None:
-    try:
+    with contextlib.suppress(_PowerCut):
         run(root / "target", source(0), OPTIONS, _Cut(root))
-    except _PowerCut:
-        pass
     if torn:
         # A line of which the first and the last sector reached the disk.
         with open(root / JOURNAL, "ab") as file:
@@ -165,7 +164,7 @@ class Checker:
         path.write_bytes(contents)
         try:
             lines, _ = read(path)
-        except Exception as error:  # noqa: BLE001 - whatever it is, no legal state may cause it
+        except Exception as error:
             yield f"the journal cannot be read: {error!r}"
             return
         announced = {f"target/{line['shard']['file']}" for line in lines if "shard" in line}
@@ -188,7 +187,7 @@ class Checker:
                 yield f"resume made {len(acknowledged.shards)} acknowledged shards again"
         except LfdataError as error:
             yield f"an error that no legal state may cause: {error}"
-        except Exception as error:  # noqa: BLE001 - reported as a finding
+        except Exception as error:
             yield f"an error without a type: {error!r}"
         finally:
             shutil.rmtree(root)

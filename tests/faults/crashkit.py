@@ -86,7 +86,7 @@ class Inode:
             kept = self.pending[: rng.randint(1, len(self.pending))]
             kind, offset, data = kept[-1]
             sector = rng.choice(SECTORS)
-            ends = [end for end in range((offset // sector + 1) * sector, offset + len(data), sector)]
+            ends = list(range((offset // sector + 1) * sector, offset + len(data), sector))
             if kind == "write" and ends:
                 data = data[: rng.choice(ends) - offset]
             return _apply(self.durable, [*kept[:-1], (kind, offset, data)])

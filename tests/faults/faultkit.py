@@ -47,7 +47,9 @@ class Synthetic:
 
     kind = KIND
 
-    def __init__(self, location: str, fields: Sequence[FieldSpec] | None = None, stage_dir: Path | None = None, **options: str) -> None:
+    def __init__(
+        self, location: str, fields: Sequence[FieldSpec] | None = None, stage_dir: Path | None = None, **options: str
+    ) -> None:
         del stage_dir
         self.plan: dict[str, Any] = json.loads(location)
         self.fields: Sequence[FieldSpec] = tuple(fields or FIELDS)
@@ -150,7 +152,9 @@ class InProcessPool:
             yield Result(decoded, memoryview(b"".join(payloads)))
 
 
-def run(target: Path, source: Synthetic | None = None, options: ConvertOptions = SMALL, files: Files | None = None, **changes: Any) -> Summary:
+def run(
+    target: Path, source: Synthetic | None = None, options: ConvertOptions = SMALL, files: Files | None = None, **changes: Any
+) -> Summary:
     """Convert in this process. ``changes``: options by name."""
     kept = convert_module.Pool
     convert_module.Pool = InProcessPool  # type: ignore[misc, assignment]
@@ -169,7 +173,9 @@ def with_options(options: ConvertOptions, **changes: Any) -> ConvertOptions:
 def digests(target: Path) -> dict[str, str]:
     """SHA-256 of every file that the same conversion must make the same."""
     return {
-        name: hashlib.sha256((target / name).read_bytes()).hexdigest() for name in sorted(os.listdir(target)) if name.endswith(COMPARED)
+        name: hashlib.sha256((target / name).read_bytes()).hexdigest()
+        for name in sorted(os.listdir(target))
+        if name.endswith(COMPARED)
     }
 
 
@@ -190,7 +196,9 @@ def verified(target: Path) -> None:
         assert not found, found
 
 
-def finish(target: Path, source: Synthetic | None = None, options: ConvertOptions = SMALL, files: Files | None = None) -> Summary:
+def finish(
+    target: Path, source: Synthetic | None = None, options: ConvertOptions = SMALL, files: Files | None = None
+) -> Summary:
     """Do what a user does after a failure: resume, or start over where nothing was begun and an old data set is in the way."""
     begun = (target / ".work" / "journal").exists() or not (target / "manifest.json").exists()
     return run(target, source, options, files, resume=begun, overwrite=not begun)

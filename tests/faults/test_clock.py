@@ -66,24 +66,43 @@ def _source(folder: Path) -> None:
     rows = []
     for number in range(150):
         (folder / f"{number}.bin").write_bytes(f"{number} ".encode() * 60)
-        rows.append(json.dumps({"key": f"ключ {number}", "file": f"{number}.bin", "about": {"b": number, "a": [1.5, "ü"] * 5, "c": None}}))
+        rows.append(
+            json.dumps(
+                {"key": f"ключ {number}", "file": f"{number}.bin", "about": {"b": number, "a": [1.5, "ü"] * 5, "c": None}}
+            )
+        )
     (folder / "rows.jsonl").write_text("\n".join(rows))
 
 
 def test_everything_around_the_command(place: Path) -> None:
     _source(place / "source")
-    options = ["--field", "blob:bytes=file@file", "--field", "about:json=about", "--shard-size", "20K", "--segment-size", "10K", "--quiet"]
+    options = [
+        "--field",
+        "blob:bytes=file@file",
+        "--field",
+        "about:json=about",
+        "--shard-size",
+        "20K",
+        "--segment-size",
+        "10K",
+        "--quiet",
+    ]
     surroundings = [
         ("1", place, 0o022, {"TZ": "UTC", "PYTHONHASHSEED": "1", "LC_ALL": "C"}),
         ("2", place / "source", 0o077, {"TZ": "Asia/Kolkata", "PYTHONHASHSEED": "2", "LC_ALL": "C.UTF-8"}),
-        ("4", Path("/"), 0o000, {"TZ": "America/St_Johns", "PYTHONHASHSEED": "3", "HOSTNAME": "elsewhere", "HOME": "/nonexistent"}),
+        (
+            "4",
+            Path("/"),
+            0o000,
+            {"TZ": "America/St_Johns", "PYTHONHASHSEED": "3", "HOSTNAME": "elsewhere", "HOME": "/nonexistent"},
+        ),
     ]
     made = []
     for workers, folder, mask, variables in surroundings:
         target = place / f"target-{workers}"
         source = os.path.relpath(place / "source" / "rows.jsonl", folder)
         arguments = command("convert", source, os.path.relpath(target, folder), *options, "--workers", workers)
-        subprocess.run(arguments, cwd=folder, env=environment(**variables), check=True, preexec_fn=partial(os.umask, mask))  # noqa: PLW1509
+        subprocess.run(arguments, cwd=folder, env=environment(**variables), check=True, preexec_fn=partial(os.umask, mask))
         made.append(digests(target))
     assert len(made[0]) > 5
     assert made[1] == made[0]
@@ -98,6 +117,11 @@ def test_the_data_directory_shadows_no_module(place: Path) -> None:
     code = "import sys; sys.path = [p for p in sys.path if p]; from shard_builder.cli import main; main()"
     arguments = ["convert", "rows.jsonl", "../target", "--field", "blob:bytes=file@file", "--quiet", "--workers", "1"]
     started = subprocess.run(
-        [command()[0], "-P", "-c", code, *arguments], cwd=place / "source", env=environment(), capture_output=True, text=True, check=False
+        [command()[0], "-P", "-c", code, *arguments],
+        cwd=place / "source",
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert started.returncode == 0, started.stderr

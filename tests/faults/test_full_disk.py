@@ -93,7 +93,9 @@ def _command_on_full_disk(place: Path) -> None:
     rows = place / "rows.jsonl"
     rows.write_text("\n".join(json.dumps({"key": str(n), "text": f"{n} " * 400}) for n in range(300)))
     tmpfs(disk, 256 << 10)
-    arguments = command("convert", rows, disk / "target", "--field", "t:text=text", "--quiet", "--workers", "1", "--shard-size", "40K")
+    arguments = command(
+        "convert", rows, disk / "target", "--field", "t:text=text", "--quiet", "--workers", "1", "--shard-size", "40K"
+    )
     done = subprocess.run(arguments, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 1, done
     assert "No space left on device" in done.stderr
@@ -124,6 +126,7 @@ class UnsyncableFiles(Files):
         self.after: list[tuple[str, str]] = []
 
     def call(self, operation, path, function, **detail):  # type: ignore[no-untyped-def]
+        del detail
         if self.failed:
             self.after.append((operation, path.name))
         elif operation == "fsync" and path.name.endswith(self.ending):
@@ -175,6 +178,7 @@ def test_a_file_is_synced_once(place: Path) -> None:
 
     class Counting(Files):
         def call(self, operation, path, function, **detail):  # type: ignore[no-untyped-def]
+            del detail
             if operation == "fsync":
                 calls.append(path)
             return function()

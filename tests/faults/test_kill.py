@@ -28,7 +28,9 @@ def committed(target: Path) -> dict[str, tuple[int, int]]:
     if not journal.exists():
         return {}
     names = [line["shard"]["file"] for line in read(journal)[0] if "shard" in line]
-    return {name: ((target / name).stat().st_ino, (target / name).stat().st_mtime_ns) for name in names if (target / name).exists()}
+    return {
+        name: ((target / name).stat().st_ino, (target / name).stat().st_mtime_ns) for name in names if (target / name).exists()
+    }
 
 
 def kill_and_resume(place: Path, rng: random.Random, *, overwrite: bool, operations: int, wanted: dict[str, str]) -> int:
@@ -44,7 +46,11 @@ def kill_and_resume(place: Path, rng: random.Random, *, overwrite: bool, operati
     for attempt in range(rng.randint(1, 4)):
         before = {} if not attempt else committed(target)
         files = KillingFiles(rng.randrange(operations), rng)
-        action = (lambda o=options, f=files: run(target, source(seed), o, f)) if not attempt else (lambda f=files: finish(target, source(seed), OPTIONS, f))
+        action = (
+            (lambda o=options, f=files: run(target, source(seed), o, f))
+            if not attempt
+            else (lambda f=files: finish(target, source(seed), OPTIONS, f))
+        )
         status = in_child(action)
         assert status in (0, -signal.SIGKILL)
         kills += status != 0
@@ -94,7 +100,11 @@ def table(folder: Path, rows: int = 400) -> Path:
     lines = []
     for number in range(rows):
         (folder / f"{number}.bin").write_bytes(bytes([number % 251]) * (300 + number % 50))
-        lines.append(json.dumps({"key": f"k{number}", "file": f"{number}.bin", "text": f"text {number}", "about": {"n": number, "w": "x" * 50}}))
+        lines.append(
+            json.dumps(
+                {"key": f"k{number}", "file": f"{number}.bin", "text": f"text {number}", "about": {"n": number, "w": "x" * 50}}
+            )
+        )
     (folder / "rows.jsonl").write_text("\n".join(lines))
     return folder / "rows.jsonl"
 

@@ -24,6 +24,7 @@ class Stopping(Files):
     left = 150
 
     def call(self, operation, path, function, **detail):  # type: ignore[no-untyped-def]
+        del operation, path, detail
         self.left -= 1
         if self.left < 0:
             raise KeyboardInterrupt

@@ -67,7 +67,11 @@ def _calls(trace: Path, target: Path) -> Iterator[tuple[str, Event]]:
         if call in ("openat", "open") and not re.search(r"O_WRONLY|O_RDWR|O_CREAT|O_TRUNC", rest):
             continue
         paths = [path.removesuffix(" (deleted)") for path in re.findall(r'[<"](/[^">]*)[">]', rest.split(") = ")[0])]
-        paths = [path for path in paths if path == str(target) or path.startswith(f"{target}/") or (call == "fsync" and path + "/" == parent)]
+        paths = [
+            path
+            for path in paths
+            if path == str(target) or path.startswith(f"{target}/") or (call == "fsync" and path + "/" == parent)
+        ]
         if paths:
             yield pid, (SAME.get(call, call), " -> ".join(os.path.relpath(path, target.parent) for path in paths))
 

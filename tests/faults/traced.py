@@ -19,7 +19,9 @@ FIELDS = ("blob:bytes=file@file", "ids:tokens=ids,vocab=1000", "about:json=about
 def main(source: str, target: str, log: str, *modes: str) -> None:
     """One conversion, or what ``modes`` say (``overwrite``), logged. ``bypass`` writes one file behind the layer's back."""
     files = LoggingFiles(Path(target).parent)
-    options = with_options(SMALL, segment_rows=20, shard_bytes=9_000, workers=2, on_error="quarantine", overwrite="overwrite" in modes)
+    options = with_options(
+        SMALL, segment_rows=20, shard_bytes=9_000, workers=2, on_error="quarantine", overwrite="overwrite" in modes
+    )
     convert(open_source(source, fields=[parse_field(text) for text in FIELDS]), target, options, files=files)
     if "bypass" in modes:
         Path(target, "run.log.jsonl").write_bytes(b"")

@@ -73,7 +73,13 @@ def sections_of(raw: bytes) -> list[Section]:
     """All sections with their bytes."""
     return [
         Section(
-            e["type"].decode(), e["flags"], e["field"], e["role"], e["element"], e["count"], e["first"],
+            e["type"].decode(),
+            e["flags"],
+            e["field"],
+            e["role"],
+            e["element"],
+            e["count"],
+            e["first"],
             raw[e["offset"] : e["offset"] + e["length"]],
         )
         for e in entries_of(raw)
@@ -285,5 +291,7 @@ def small_shard(seed: int = 0, rows: int = 5) -> bytes:
         data.append((f"key-{n}".encode() if n else b"", values))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "s.lfd"
-        write_shard(path, fields, data, identity("small", seed), group_bytes=512, dictionaries={"note": b"the quick brown fox" * 8})
+        write_shard(
+            path, fields, data, identity("small", seed), group_bytes=512, dictionaries={"note": b"the quick brown fox" * 8}
+        )
         return path.read_bytes()

@@ -29,7 +29,21 @@ BLOCK = 65536
 KNOWN = {"GRUP", "TOKN", "LOCR", "COLM", "KEYS", "KOFF", "KHSH", "KROW", "DICT", "META", "BSUM"}
 BLOCKED = {"TOKN", "LOCR", "COLM", "KEYS", "KOFF", "KHSH", "KROW"}
 ELEMENTS = [None, "u1", "<u2", "<u4", "<u8", "i1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8", "?", None]
-TYPE_NAMES = ["bytes", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bool"]
+TYPE_NAMES = [
+    "bytes",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "bool",
+]
 ROLES = ["value", "present", "bytes", "width", "height", "channels", "codec", "bits", "frames", "rate", "tokens", "raw_bytes",
          "dims", "aux_first", "aux_count", "aux"]  # fmt: skip
 ROLE_TYPE = {"present": 1, "bytes": 4, "width": 3, "height": 3, "channels": 2, "codec": 1, "bits": 1, "frames": 4, "rate": 3,
@@ -134,7 +148,9 @@ class ShardReader:
             self.sections.append(
                 Section(name, flags, field, role, element, offset, length, count, check, first, self.raw[offset:position])
             )
-        need(self.dir_offset - position < 4096 and not any(self.raw[position : self.dir_offset]), "padding before the directory")
+        need(
+            self.dir_offset - position < 4096 and not any(self.raw[position : self.dir_offset]), "padding before the directory"
+        )
 
     def _one(self, name: str, field: int = NO_FIELD) -> Section | None:
         found = [s for s in self.sections if s.type == name and s.field == field]

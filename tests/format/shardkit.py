@@ -96,7 +96,9 @@ def write_dataset(
         where = Position(0, 1, number, number == len(parts) - 1)
         made = {"options": {"group_bytes": group_bytes}}
         meta = ShardMeta((), where, SourceRange(first, first + len(part.rows)), provenance=made)
-        written = write_shard(root / file, fields, part.rows, shard_id, group_bytes=group_bytes, dictionaries=dictionaries, meta=meta)
+        written = write_shard(
+            root / file, fields, part.rows, shard_id, group_bytes=group_bytes, dictionaries=dictionaries, meta=meta
+        )
         mine, sides = dict(written.statistics), []
         for order, side in enumerate(part.sidecars):
             part_id = identity(name, number, order)

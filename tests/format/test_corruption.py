@@ -108,14 +108,21 @@ def test_appended_bytes(extra: bytes) -> None:
 
 def two_shards(root: Path) -> Manifest:
     """A data set of two shards of equal shape."""
-    rows = [[(f"{s}{n}".encode(), {"blob": plain(f"payload {s}{n}".encode()), "n": scalar(n, "int32")}) for n in range(4)] for s in "ab"]
+    rows = [
+        [(f"{s}{n}".encode(), {"blob": plain(f"payload {s}{n}".encode()), "n": scalar(n, "int32")}) for n in range(4)]
+        for s in "ab"
+    ]
     side = [Side([FieldMeta("more", "bytes", {})], [{"more": plain(b"more%d" % n)} for n in range(4)])]
     return write_dataset(root, FIELDS, [Part(rows[0], side), Part(rows[1], side)])
 
 
 def test_exchanged_shards_are_refused(tmp_path: Path) -> None:
     first, second = two_shards(tmp_path).shards
-    for one, other in ((first.file, second.file), (first.sidecars[0].file, second.sidecars[0].file), (first.file, first.sidecars[0].file)):
+    for one, other in (
+        (first.file, second.file),
+        (first.sidecars[0].file, second.sidecars[0].file),
+        (first.file, first.sidecars[0].file),
+    ):
         exchange(tmp_path / one, tmp_path / other)
         data = ShardDataset(tmp_path)
         with pytest.raises(ChangedError):

@@ -14,7 +14,27 @@ from lfdata.errors import LfdataError
 
 INTERESTING = (0, 1, 2, 7, 8, 63, 64, 4095, 4096, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**32,
                2**48, 2**62, 2**63 - 1, 2**63, 2**64 - 64, 2**64 - 1)  # fmt: skip
-JSON_VALUES = (None, True, -1, 0, 1, 2**63, 2**70, 1.5, "", "uint8", "float64", "x" * 300, [], [1], {}, {"a": 1}, "image", "tokens", "scalar")
+JSON_VALUES = (
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**63,
+    2**70,
+    1.5,
+    "",
+    "uint8",
+    "float64",
+    "x" * 300,
+    [],
+    [1],
+    {},
+    {"a": 1},
+    "image",
+    "tokens",
+    "scalar",
+)
 
 
 @functools.cache

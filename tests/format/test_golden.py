@@ -35,7 +35,9 @@ def test_files_are_the_listed_ones() -> None:
     assert SETS
     for version in GOLDEN.glob("v*"):
         listed = dict(line.split("  ")[::-1] for line in (version / "SHA256SUMS").read_text().splitlines())
-        found = {str(p.relative_to(version)): hashlib.sha256(p.read_bytes()).hexdigest() for p in version.rglob("*") if p.is_file()}
+        found = {
+            str(p.relative_to(version)): hashlib.sha256(p.read_bytes()).hexdigest() for p in version.rglob("*") if p.is_file()
+        }
         del found["SHA256SUMS"]
         assert found == listed
 
@@ -45,7 +47,9 @@ def same(ours: Any, theirs: Any) -> bool:
     if isinstance(theirs, tuple):
         return ours.rate == theirs[1] and np.array_equal(ours.samples, theirs[0])
     if isinstance(theirs, np.ndarray):
-        return bool(ours.dtype == theirs.dtype.newbyteorder("=") and ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes())
+        return bool(
+            ours.dtype == theirs.dtype.newbyteorder("=") and ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes()
+        )
     if isinstance(theirs, float) and theirs != theirs:
         return bool(ours != ours)
     return type(theirs)(ours) == theirs if isinstance(ours, np.generic) else bool(ours == theirs)
@@ -139,12 +143,23 @@ def test_the_sets_hold_what_they_should() -> None:
     """The cases the golden files stand for are really in them."""
     mixed = DataSetReader(GOLDEN / "v1.0" / "mixed")
     base = mixed.shards[0][0]
-    assert {kind for _, kind, _ in base.fields.values()} == {"image", "audio", "json", "array", "text", "bytes", "tokens", "scalar"}
+    assert {kind for _, kind, _ in base.fields.values()} == {
+        "image",
+        "audio",
+        "json",
+        "array",
+        "text",
+        "bytes",
+        "tokens",
+        "scalar",
+    }
     assert len(base.groups) > 2 and mixed.shards[1][0].rows == 0 and len(mixed.shards) == 3 and mixed.index
     assert any(s.type == "DICT" for s in base.sections)
     samples = list(mixed.samples())
     assert any(s["rows"] and len(s["rows"].row_offsets) > 1 for s in samples) and any(s["caption"] is None for s in samples)
-    assert any(s["blob"] == b"" for s in samples) and all(s["caption"] is None or s["caption"].startswith("better") for s in samples)
+    assert any(s["blob"] == b"" for s in samples) and all(
+        s["caption"] is None or s["caption"].startswith("better") for s in samples
+    )
     number = base.fields["picture"][0]
     locators = np.frombuffer(base._one("LOCR", number).data, "<u8")[::2].tolist()
     assert len(set(locators)) < len([x for x in locators if x]), "no payload is shared"

@@ -140,7 +140,9 @@ def unknown(flags: int, data: bytes = b"hello", **fields: int) -> bytes:
 
     def add(sections: list[Section]) -> None:
         values = {"field": 0xFFFFFFFF, "role": 77, "element": 99, "count": 5} | fields
-        sections.insert(-2, Section("XTRA", flags, values["field"], values["role"], values["element"], values["count"], 0, data))
+        sections.insert(
+            -2, Section("XTRA", flags, values["field"], values["role"], values["element"], values["count"], 0, data)
+        )
 
     return rebuild(shard(), add)
 
@@ -313,7 +315,10 @@ def test_two_rows_exchanged_in_one_column() -> None:
         width = 2 if type_ == "LOCR" or role == 12 else 1
 
         def swap(values: np.ndarray, width: int = width) -> None:
-            values[width : 2 * width], values[2 * width : 3 * width] = values[2 * width : 3 * width].copy(), values[width : 2 * width].copy()
+            values[width : 2 * width], values[2 * width : 3 * width] = (
+                values[2 * width : 3 * width].copy(),
+                values[width : 2 * width].copy(),
+            )
 
         raw = change_column(shard(), type_, field, role, swap)
         assert raw != shard()
@@ -375,7 +380,8 @@ def test_decompression_bombs_stay_within_what_they_claim() -> None:
 
 
 @pytest.mark.parametrize(
-    "claim", [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x91" * 100_000]
+    "claim",
+    [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x91" * 100_000],
 )
 def test_message_pack_bombs(claim: bytes) -> None:
     frame = zstandard.ZstdCompressor().compress(claim)

@@ -55,7 +55,9 @@ BAD_MANIFESTS: dict[str, dict[str, Any]] = {
     "file elsewhere": {"shard": {"file": "../a.lfd"}},
     "file absolute": {"shard": {"file": "/etc/passwd"}},
     "file with NUL": {"shard": {"file": "a\0.lfd"}},
-    "file twice": {"shard": {"sidecars": [{"file": "a.lfd", "part": "1" * 32, "bytes": 1, "tail": 0, "sha256": "0" * 64, "fields": []}]}},
+    "file twice": {
+        "shard": {"sidecars": [{"file": "a.lfd", "part": "1" * 32, "bytes": 1, "tail": 0, "sha256": "0" * 64, "fields": []}]}
+    },
     "part": {"shard": {"sidecars": [{"file": "b.lfd", "part": "?", "bytes": 1, "tail": 0, "sha256": "0" * 64, "fields": []}]}},
     "sidecars a number": {"shard": {"sidecars": 4}},
     "field kind": {"fields": [{"name": "x", "kind": "hologram"}]},
@@ -71,7 +73,9 @@ def test_hostile_manifests(case: str) -> None:
         parse_manifest("m", manifest(**BAD_MANIFESTS[case]))
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[" * 100_000, b'{"format":"lfdata"}', b"\xff", b'{"rows":' + b"1" * 10_000 + b"}", b"null"])
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[" * 100_000, b'{"format":"lfdata"}', b"\xff", b'{"rows":' + b"1" * 10_000 + b"}", b"null"]
+)
 def test_manifests_that_are_no_manifests(text: bytes) -> None:
     with pytest.raises(FormatError):
         parse_manifest("m", text)

@@ -126,10 +126,15 @@ def test_one_request_opens_a_shard_and_one_reads_a_payload(built: tuple[Path, Ma
 def test_a_data_sets_shard_opens_with_one_request_a_file(built: tuple[Path, Manifest], server: Server) -> None:
     manifest = built[1]
     entry, port = manifest.shards[0], server.server.server_port
-    shard = Shard(entry, lambda name, size: HttpFile(port, name, size), {f.name: f for f in manifest.fields}, IndexCache(), remote=True)
+    shard = Shard(
+        entry, lambda name, size: HttpFile(port, name, size), {f.name: f for f in manifest.fields}, IndexCache(), remote=True
+    )
     assert [r[0] for r in server.requests] == [f"/{entry.file}", f"/{entry.sidecars[0].file}"]
     rows = np.array([3, 20])
-    for count in (2, 4):  # two payloads, and in the first round the columns: present is left out, bytes and locators are one read each
+    for count in (
+        2,
+        4,
+    ):  # two payloads, and in the first round the columns: present is left out, bytes and locators are one read each
         server.requests.clear()
         located = shard.lengths("blob", rows)
         out = np.empty(1000, np.uint8)

@@ -78,7 +78,9 @@ def _middle(data: memoryview, seed: int) -> int:
     n = len(data)
     if n <= 128:
         pairs = range((n - 1) // 32 + 1)
-        return _finish(n * P1 + sum(_mix(data, 16 * i, 32 * i, seed) + _mix(data, n - 16 * (i + 1), 32 * i + 16, seed) for i in pairs))
+        return _finish(
+            n * P1 + sum(_mix(data, 16 * i, 32 * i, seed) + _mix(data, n - 16 * (i + 1), 32 * i + 16, seed) for i in pairs)
+        )
     h = _finish(n * P1 + sum(_mix(data, 16 * i, 16 * i, seed) for i in range(8)))
     h += sum(_mix(data, 16 * i, 16 * (i - 8) + 3, seed) for i in range(8, n // 16))
     return _finish(h + _mix(data, n - 16, 119, seed))
@@ -104,7 +106,9 @@ def _long(data: memoryview, seed: int) -> int:
         if m % 16 == 15:
             acc[:] = [((a & MASK) ^ ((a & MASK) >> 47) ^ s) * Q1 & MASK for a, s in zip(acc, scramble, strict=True)]
     stripe(struct.unpack("<8Q", data[n - 64 :]), struct.unpack_from("<8Q", key, 121))
-    merged = sum(_fold(acc[2 * j] & MASK ^ _u64(key, 11 + 16 * j), acc[2 * j + 1] & MASK ^ _u64(key, 19 + 16 * j)) for j in range(4))
+    merged = sum(
+        _fold(acc[2 * j] & MASK ^ _u64(key, 11 + 16 * j), acc[2 * j + 1] & MASK ^ _u64(key, 19 + 16 * j)) for j in range(4)
+    )
     return _finish(n * P1 + merged)
 
 

@@ -94,7 +94,9 @@ def seeds(name: str) -> list[bytes]:
     raw = shard()
     start = struct.unpack_from("<Q", raw, len(raw) - 56)[0]
     golden = (REPO / "tests" / "golden" / "v1.0" / "mixed" / "manifest.json").read_bytes()
-    return {"header": [raw[:4096] + raw[-128:]], "directory": [raw[start:-128]], "index": [bytes(60)], "manifest": [golden]}[name]
+    return {"header": [raw[:4096] + raw[-128:]], "directory": [raw[start:-128]], "index": [bytes(60)], "manifest": [golden]}[
+        name
+    ]
 
 
 def main() -> None:

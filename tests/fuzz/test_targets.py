@@ -52,6 +52,14 @@ def test_atheris(name: str, tmp_path: Path) -> None:
         pytest.skip("atheris is not installed: it has wheels for few Python versions; pip install atheris to run this")
     for number, data in enumerate(seeds(name)):
         (tmp_path / f"seed{number}").write_bytes(data)
-    command = [sys.executable, str(HERE / "targets.py"), name, "-max_total_time=20", "-rss_limit_mb=2048", "-timeout=10", str(tmp_path)]
+    command = [
+        sys.executable,
+        str(HERE / "targets.py"),
+        name,
+        "-max_total_time=20",
+        "-rss_limit_mb=2048",
+        "-timeout=10",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]

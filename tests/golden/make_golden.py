@@ -43,7 +43,9 @@ def picture(seed: int, width: int, height: int, mode: str = "RGB") -> bytes:
 def annotation(n: int) -> dict[str, Any]:
     """A structured value of every MessagePack type, repetitive enough for a dictionary."""
     return {
-        "boxes": [{"label": f"object-{k % 3}", "xyxy": [k, n + k, 2.5 * k, 70_000 * n], "score": 1 / (k + 1)} for k in range(n % 5)],
+        "boxes": [
+            {"label": f"object-{k % 3}", "xyxy": [k, n + k, 2.5 * k, 70_000 * n], "score": 1 / (k + 1)} for k in range(n % 5)
+        ],
         "caption": f"A picture of number {n}, taken on a Tuesday." + " Long." * (n * 40 % 130),
         "flags": [True, False, None, -1, -33, -200, -40_000, -(2**40), 200, 2**33, 2**64 - 1],
         "unicode": "Grüße, 世界 \N{RAINBOW}",
@@ -99,11 +101,19 @@ def mixed(root: Path) -> None:
         return (b"" if n == 2 else f"{n:03d}/ke\u0301y".encode() if n % 2 else bytes([0xFF, 0, n])), values
 
     better, score = make_encoder("text", {}), FieldMeta("score", "scalar", {"dtype": "float32"})
-    side_fields = [FieldMeta("caption", "text", better.params), score, FieldMeta("note", "json", make_encoder("json", {}).params)]
+    side_fields = [
+        FieldMeta("caption", "text", better.params),
+        score,
+        FieldMeta("note", "json", make_encoder("json", {}).params),
+    ]
     own = make_encoder("json", {})
 
     def side(n: int) -> dict[str, Encoded]:
-        values = {"caption": better.encode(f"better {n}"), "score": scalar(n / 4, "float32"), "note": own.encode([n, {"side": True}])}
+        values = {
+            "caption": better.encode(f"better {n}"),
+            "score": scalar(n / 4, "float32"),
+            "note": own.encode([n, {"side": True}]),
+        }
         return values if n % 6 else {}
 
     parts, first = [], 0
@@ -141,14 +151,19 @@ def numeric(root: Path) -> None:
 def scalars(root: Path) -> None:
     """No payload at all: one shard without row groups."""
     fields = [FieldMeta("x", "scalar", {"dtype": "float64"}), FieldMeta("y", "scalar", {"dtype": "bool"})]
-    rows = [(f"{n}".encode(), {"x": scalar(n / 3, "float64")} | ({"y": scalar(n % 2, "bool")} if n % 3 else {})) for n in range(300)]
+    rows = [
+        (f"{n}".encode(), {"x": scalar(n / 3, "float64")} | ({"y": scalar(n % 2, "bool")} if n % 3 else {})) for n in range(300)
+    ]
     write_dataset(root, fields, [Part(rows)], name="golden scalars", with_index=True)
 
 
 def large(root: Path) -> None:
     """Columns and keys of more than one block of 65,536 bytes."""
     fields = [FieldMeta("ids", "tokens", {"dtype": "uint8", "vocab": 200}), FieldMeta("n", "scalar", {"dtype": "uint32"})]
-    rows = [(b"k" * (n % 25) + str(n).encode(), {"ids": tokens([n % 200] * (n % 8), "uint8"), "n": scalar(n, "uint32")}) for n in range(4300)]
+    rows = [
+        (b"k" * (n % 25) + str(n).encode(), {"ids": tokens([n % 200] * (n % 8), "uint8"), "n": scalar(n, "uint32")})
+        for n in range(4300)
+    ]
     write_dataset(root, fields, [Part(rows)], name="golden large")
 
 
@@ -159,7 +174,9 @@ def main() -> None:
         sys.exit(f"{root} exists: golden files are never made anew")
     for make in (mixed, numeric, scalars, large):
         make(root / make.__name__)
-    lines = [f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(root)}\n" for p in sorted(root.rglob("*")) if p.is_file()]
+    lines = [
+        f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(root)}\n" for p in sorted(root.rglob("*")) if p.is_file()
+    ]
     (root / "SHA256SUMS").write_text("".join(lines))
 
 

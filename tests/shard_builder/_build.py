@@ -123,7 +123,11 @@ def build(
     if sidecars:
         field, (kind, options), _ = next(iter(sidecars.values()))
         schema[field] = FieldMeta(field, kind, make_encoder(kind, options).params)
-    provenance = {"library": library_versions({"json", "audio", "tokens"}), "source": {"type": "test"}, "options": {"shard_rows": 10}}
+    provenance = {
+        "library": library_versions({"json", "audio", "tokens"}),
+        "source": {"type": "test"},
+        "options": {"shard_rows": 10},
+    }
     manifest = Manifest(
         sum(e.rows for e in entries), tuple(schema.values()), tuple(entries), merge_statistics(statistics), provenance
     )

@@ -7,7 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faultkit import SMALL, digests, expected_digests, finish, leftovers, reported, run, synthetic, values, verified, with_options
+from faultkit import (
+    SMALL,
+    digests,
+    expected_digests,
+    finish,
+    leftovers,
+    reported,
+    run,
+    synthetic,
+    values,
+    verified,
+    with_options,
+)
 
 import lfdata
 from lfdata.errors import LfdataError, OptionError, SampleError, SourceError
@@ -193,11 +205,17 @@ def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
         ConvertOptions(**options)
 
 
-def test_only_layout_options_change_bytes(tmp_path: Path) -> None:
+def test_only_layout_options_change_bytes() -> None:
     base = expected_digests(synthetic(), SMALL)
     same = with_options(SMALL, workers=7, on_error="skip", max_errors=5, sample_timeout=5.0, allow_empty=True)
     assert expected_digests(synthetic(), same) == base
-    for changed in ({"shard_bytes": 20_000}, {"shard_rows": 7}, {"segment_rows": 33}, {"group_bytes": 900}, {"duplicates": "first"}):
+    for changed in (
+        {"shard_bytes": 20_000},
+        {"shard_rows": 7},
+        {"segment_rows": 33},
+        {"group_bytes": 900},
+        {"duplicates": "first"},
+    ):
         assert expected_digests(synthetic(), with_options(SMALL, **changed)) != base
 
 

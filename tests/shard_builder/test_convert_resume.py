@@ -118,7 +118,9 @@ def test_without_the_check_the_damage_would_stay(damage: Any, tmp_path: Path, mo
             return committed(self, entry, replaced)
         except FormatError:
             monkeypatch.setattr("shard_builder.target.ShardFile", lambda *_args, **_more: None)
-            return committed(self, {**entry, "shard": {**entry["shard"], "bytes": (self.path / names[1]).stat().st_size}}, replaced)
+            return committed(
+                self, {**entry, "shard": {**entry["shard"], "bytes": (self.path / names[1]).stat().st_size}}, replaced
+            )
 
     monkeypatch.setattr(Target, "committed", trusting)
     try:
@@ -181,7 +183,9 @@ def test_workers_and_policies_may_change_on_resume(tmp_path: Path) -> None:
 
 
 def test_the_report_is_the_same_after_any_interruption(tmp_path: Path) -> None:
-    source = synthetic(RECORDS, bad={n: ("load", "scan")[n % 2] for n in range(0, RECORDS, 9)}, keys={"50": "twice", "70": "twice"})
+    source = synthetic(
+        RECORDS, bad={n: ("load", "scan")[n % 2] for n in range(0, RECORDS, 9)}, keys={"50": "twice", "70": "twice"}
+    )
     options = with_options(SMALL, on_error="skip", duplicates="last")
     wanted = expected_digests(source, options)
     assert "errors.jsonl" in wanted

@@ -59,7 +59,6 @@ def test_half_a_million_bad_samples(tmp_path: Path) -> None:
     assert len(reported(tmp_path / "t")) == 500_000
 
 
-
 @pytest.mark.slow
 def test_one_sample_of_three_gibibytes(tmp_path: Path) -> None:
     size = 3 << 30
@@ -68,8 +67,19 @@ def test_one_sample_of_three_gibibytes(tmp_path: Path) -> None:
         file.truncate(size)
         file.seek(size - 5)
         file.write(b"the e")
-    (tmp_path / "source" / "rows.jsonl").write_text('{"key": "small", "file": "rows.jsonl"}\n{"key": "large", "file": "large.bin"}\n')
-    arguments = ["convert", tmp_path / "source" / "rows.jsonl", tmp_path / "t", "--field", "blob:bytes=file@file", "--workers", "1", "--quiet"]
+    (tmp_path / "source" / "rows.jsonl").write_text(
+        '{"key": "small", "file": "rows.jsonl"}\n{"key": "large", "file": "large.bin"}\n'
+    )
+    arguments = [
+        "convert",
+        tmp_path / "source" / "rows.jsonl",
+        tmp_path / "t",
+        "--field",
+        "blob:bytes=file@file",
+        "--workers",
+        "1",
+        "--quiet",
+    ]
     process = subprocess.Popen(command(*arguments), env=environment())
     parent = workers = 0
     while True:
@@ -89,6 +99,8 @@ def test_one_sample_of_three_gibibytes(tmp_path: Path) -> None:
 
 
 def test_many_samples_in_small_shards(tmp_path: Path) -> None:
-    summary = run(tmp_path / "t", synthetic(5000, tiny=True), with_options(SMALL, shard_rows=300, segment_rows=1000, shard_bytes=1 << 20))
+    summary = run(
+        tmp_path / "t", synthetic(5000, tiny=True), with_options(SMALL, shard_rows=300, segment_rows=1000, shard_bytes=1 << 20)
+    )
     assert summary.shards == 20
-    assert lfdata.open(tmp_path / "t").column("label", "value").sum() == sum(range(5000))
+    assert lfdata.open(tmp_path / "t").column("label").sum() == sum(range(5000))

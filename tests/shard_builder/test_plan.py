@@ -26,7 +26,9 @@ class Listed:
         yield from self.items
 
 
-def plan(folder: Path, items: list[Record | BadRecord], *, rows: int = 1000, size: int = 1 << 40, duplicates: str = "error") -> Plan:
+def plan(
+    folder: Path, items: list[Record | BadRecord], *, rows: int = 1000, size: int = 1 << 40, duplicates: str = "error"
+) -> Plan:
     source: Any = Listed(items)
     planner = Planner(Files(), folder, size, rows, duplicates)
     try:
@@ -37,11 +39,18 @@ def plan(folder: Path, items: list[Record | BadRecord], *, rows: int = 1000, siz
 
 
 def records(count: int, **changes: Any) -> list[Record | BadRecord]:
-    return [Record(changes.get("key", b"k%d") % n, b"locator %d" % n, changes.get("size", 10), n // changes.get("unit", 1 << 40)) for n in range(count)]
+    return [
+        Record(changes.get("key", b"k%d") % n, b"locator %d" % n, changes.get("size", 10), n // changes.get("unit", 1 << 40))
+        for n in range(count)
+    ]
 
 
 def test_what_was_scanned_comes_back(tmp_path: Path) -> None:
-    items: list[Record | BadRecord] = [*records(5), BadRecord(b"bad", "pa\udcffth", "code", "reason"), Record(b"\xff\x00", bytes(3 << 20), 7)]
+    items: list[Record | BadRecord] = [
+        *records(5),
+        BadRecord(b"bad", "pa\udcffth", "code", "reason"),
+        Record(b"\xff\x00", bytes(3 << 20), 7),
+    ]
     made = plan(tmp_path, items, rows=3)
     back = [item for segment in made.segments for item in made.items(segment, segment.first)]
     assert back == list(enumerate(items))
@@ -52,7 +61,13 @@ def test_what_was_scanned_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "size", "unit", "cuts"),
-    [(4, 1 << 40, 1 << 40, [4, 8, 10]), (1000, 25, 1 << 40, [3, 6, 9, 10]), (1000, 1 << 40, 5, [5, 10]), (3, 1 << 40, 5, [3, 5, 8, 10]), (1, 1, 1, list(range(1, 11)))],
+    [
+        (4, 1 << 40, 1 << 40, [4, 8, 10]),
+        (1000, 25, 1 << 40, [3, 6, 9, 10]),
+        (1000, 1 << 40, 5, [5, 10]),
+        (3, 1 << 40, 5, [3, 5, 8, 10]),
+        (1, 1, 1, list(range(1, 11))),
+    ],
 )
 def test_segments_are_cut_by_rows_bytes_and_units(rows: int, size: int, unit: int, cuts: list[int], tmp_path: Path) -> None:
     made = plan(tmp_path, records(10, unit=unit), rows=rows, size=size)
@@ -87,7 +102,9 @@ def test_the_dictionary_sample_depends_on_the_keys_alone(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("spilled", [False, True])
 @pytest.mark.parametrize("policy", ["first", "last", "error"])
-def test_duplicates_among_a_hundred_thousand_keys(policy: str, spilled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duplicates_among_a_hundred_thousand_keys(
+    policy: str, spilled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if spilled:
         monkeypatch.setattr(plan_module, "_BUFFERED", 5000)
     items = records(100_000)
@@ -100,7 +117,7 @@ def test_duplicates_among_a_hundred_thousand_keys(policy: str, spilled: bool, tm
         kept = min(group) if policy == "first" else max(group)
         wanted |= set(group) - {kept}
     if policy == "error":
-        with pytest.raises(SourceError, match="1000 keys occur more than once.*and 990 more"):
+        with pytest.raises(SourceError, match=r"1000 keys occur more than once.*and 990 more"):
             plan(tmp_path, items, duplicates=policy)
     else:
         made = plan(tmp_path, items, duplicates=policy)

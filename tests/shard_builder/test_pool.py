@@ -13,7 +13,18 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from faultkit import SMALL, digests, expected_digests, leftovers, reported, run_processes, synthetic, values, with_options, worker_command
+from faultkit import (
+    SMALL,
+    digests,
+    expected_digests,
+    leftovers,
+    reported,
+    run_processes,
+    synthetic,
+    values,
+    with_options,
+    worker_command,
+)
 from killkit import children, command, environment, gone, started, wait_until
 
 from lfdata.errors import LfdataError
@@ -160,17 +171,23 @@ def _scripted(script: str) -> object:
     ],
 )
 def test_a_worker_that_talks_nonsense_is_a_crash(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "worker_command", _scripted(f"wire.send(connection, {{'ready': True}}); wire.receive(connection); {script}"))
+    monkeypatch.setattr(
+        pool_module,
+        "worker_command",
+        _scripted(f"wire.send(connection, {{'ready': True}}); wire.receive(connection); {script}"),
+    )
     with Pool(1, _setup(), 60.0) as pool:
         for result in _answers(pool, 1):
             assert result.heads[0][0] == 0
             assert result.heads[0][1]["error"][0] == "crash"
 
 
-@pytest.mark.parametrize("script", ["sys.exit(3)", "connection.sendall(b'x' * 100)", "wire.send(connection, {'fatal': 'no such codec'})"])
+@pytest.mark.parametrize(
+    "script", ["sys.exit(3)", "connection.sendall(b'x' * 100)", "wire.send(connection, {'fatal': 'no such codec'})"]
+)
 def test_a_worker_that_cannot_start_is_a_typed_error(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "worker_command", _scripted(script))
-    with pytest.raises(LfdataError, match="did not start|no such codec"), Pool(2, _setup(), 60.0):
+    with pytest.raises(LfdataError, match=r"did not start|no such codec"), Pool(2, _setup(), 60.0):
         pass
     assert not [pid for pid in children(os.getpid()) if b"shard_builder" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 

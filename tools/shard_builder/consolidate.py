@@ -21,7 +21,9 @@ def write_consolidated(directory: Path, manifest: Manifest, files: Files) -> Non
     def shard(number: int) -> Shard:
         if number not in held:
             held.clear()
-            held[number] = Shard(manifest.shards[number], lambda name, _size: LocalFile(directory / name, pool), schema, IndexCache(0))
+            held[number] = Shard(
+                manifest.shards[number], lambda name, _size: LocalFile(directory / name, pool), schema, IndexCache(0)
+            )
         return held[number]
 
     try:
@@ -34,5 +36,3 @@ def write_consolidated(directory: Path, manifest: Manifest, files: Files) -> Non
         )
     finally:
         pool.close()
-
-

@@ -61,7 +61,12 @@ class Summary:
 
 
 def convert(
-    source: Source, target: str | Path, options: ConvertOptions | None = None, *, progress: Progress | None = None, files: Files | None = None
+    source: Source,
+    target: str | Path,
+    options: ConvertOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    files: Files | None = None,
 ) -> Summary:
     """Convert ``source`` into the data set directory ``target``.
 
@@ -183,7 +188,9 @@ class _Conversion:
         if finished:
             if self.target.manifest_id() == self.conversion:
                 return None, []
-            raise TargetExistsError(f"{self.target.path}: holds a finished data set made otherwise; use --overwrite to replace it")
+            raise TargetExistsError(
+                f"{self.target.path}: holds a finished data set made otherwise; use --overwrite to replace it"
+            )
         if self.options.resume and (self.target.path / MANIFEST).exists():
             raise TargetExistsError(f"{self.target.path}: its manifest cannot be read; use --overwrite to start again")
         encoded = {name: base64.b64encode(data).decode() for name, data in self.dictionaries.items()}
@@ -265,9 +272,15 @@ class _Conversion:
         self._sort()
         rows = sum(shard.rows for shard in self.shards)
         if rows == 0 and not self.options.allow_empty:
-            raise LfdataError(f"none of {plan.records} samples could be stored; see the errors above. --allow-empty accepts an empty data set")
+            raise LfdataError(
+                f"none of {plan.records} samples could be stored; see the errors above. --allow-empty accepts an empty data set"
+            )
         manifest = Manifest(
-            rows=rows, fields=self.fields, shards=tuple(self.shards), statistics=merge_statistics(self.statistics), provenance=self.provenance
+            rows=rows,
+            fields=self.fields,
+            shards=tuple(self.shards),
+            statistics=merge_statistics(self.statistics),
+            provenance=self.provenance,
         )
         path = self.target.path
         if rows:

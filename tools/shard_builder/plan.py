@@ -273,7 +273,9 @@ class Planner:
                 if item.key not in same:
                     same.append(item.key)
             warnings += [
-                f"keys that differ only by Unicode normalisation: {', '.join(ascii(k) for k in same)}" for same in keys.values() if len(same) > 1
+                f"keys that differ only by Unicode normalisation: {', '.join(ascii(k) for k in same)}"
+                for same in keys.values()
+                if len(same) > 1
             ]
         return sorted(warnings)
 

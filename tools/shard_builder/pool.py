@@ -105,7 +105,11 @@ class Pool:
             environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
             # A process group of its own: Ctrl-C reaches the converter only, which then ends its workers.
             process = subprocess.Popen(
-                worker_command(theirs.fileno()), pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, process_group=0
+                worker_command(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                process_group=0,
             )
         worker = _Process(process, ours)
         self._workers.append(worker)
@@ -121,7 +125,9 @@ class Pool:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.process.wait(5)
             status = worker.process.returncode
-            raise LfdataError(f"a worker process did not start ({'no answer' if status is None else f'exit status {status}'})") from error
+            raise LfdataError(
+                f"a worker process did not start ({'no answer' if status is None else f'exit status {status}'})"
+            ) from error
         if "fatal" in answer:
             raise LfdataError(answer["fatal"])
         worker.connection.settimeout(self._timeout)

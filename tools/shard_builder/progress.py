@@ -22,7 +22,9 @@ class Done:
     closing: Line | None = None
 
 
-def done_segments(target: Target, lines: Sequence[Line], segments: Sequence[Segment], replaced: Sequence[str]) -> dict[int, Done]:
+def done_segments(
+    target: Target, lines: Sequence[Line], segments: Sequence[Segment], replaced: Sequence[str]
+) -> dict[int, Done]:
     """What is committed of every segment that the journal mentions.
 
     A shard may be announced twice, once before a kill and once after it: the last line of a place counts. A shard that is not there

@@ -42,7 +42,9 @@ class Report:
         """One bad sample. Raises :class:`StoppedError` or :class:`TooManyErrors` by policy."""
         action = self._options.on_error
         if action == "stop":
-            raise StoppedError(f"{error}. Use --on-error skip or quarantine to go on without bad samples, with --resume to keep what is done")
+            raise StoppedError(
+                f"{error}. Use --on-error skip or quarantine to go on without bad samples, with --resume to keep what is done"
+            )
         self._add(ordinal, error, action)
         self.count += 1
         limit = self._options.max_errors
@@ -82,7 +84,9 @@ def lines(entries: list[dict[str, Any]]) -> bytes:
     return b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries)
 
 
-def quarantine(files: Files, directory: Path, ordinal: int, error: SampleError, values: Sequence[tuple[str, bool, Any]]) -> None:
+def quarantine(
+    files: Files, directory: Path, ordinal: int, error: SampleError, values: Sequence[tuple[str, bool, Any]]
+) -> None:
     """Keep a bad sample's source values: ``RECORD/field-NNN.bin`` (or ``.json``) and ``sample.json``. Names never come from the source.
 
     Args:
@@ -97,7 +101,13 @@ def quarantine(files: Files, directory: Path, ordinal: int, error: SampleError, 
         name = f"field-{number:03d}.{'bin' if is_bytes else 'json'}"
         files.write_file(place / name, contents)
         stored[text(field.encode("utf-8", "surrogateescape"))] = name
-    about = {"record": ordinal, "key": text(error.key), "path": _shown(error.path), "code": error.code, "reason": _shown(error.reason)}
+    about = {
+        "record": ordinal,
+        "key": text(error.key),
+        "path": _shown(error.path),
+        "code": error.code,
+        "reason": _shown(error.reason),
+    }
     files.write_file(place / "sample.json", msgspec.json.encode(about | {"field": error.field, "files": stored}))
 
 

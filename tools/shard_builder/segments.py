@@ -164,7 +164,14 @@ class SegmentWriter:
 
         def entry(written: Written) -> ShardEntry:
             return ShardEntry(
-                writer.path.name, identity, written.rows, written.bytes, written.tail, written.sha256, self._number, self._ordinal
+                writer.path.name,
+                identity,
+                written.rows,
+                written.bytes,
+                written.tail,
+                written.sha256,
+                self._number,
+                self._ordinal,
             )
 
         def announce(written: Written) -> None:

@@ -45,7 +45,9 @@ class Target:
         except OSError as error:
             os.close(self._descriptor)
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise TargetExistsError(f"{self.path}: another process is writing here; wait for it, or choose another target") from error
+                raise TargetExistsError(
+                    f"{self.path}: another process is writing here; wait for it, or choose another target"
+                ) from error
             raise storage_error(self.path, "lock", error) from error
         try:
             self._settle()
@@ -81,8 +83,14 @@ class Target:
         if (self.path / MANIFEST).exists():
             raise TargetExistsError(f"{self.path}: already holds a data set; use --overwrite to replace it")
         if journal_path(self.path).exists():
-            raise TargetExistsError(f"{self.path}: holds an unfinished conversion; use --resume to go on or --overwrite to start again")
-        others = sorted(entry.name for entry in os.scandir(self.path) if not is_temporary(entry.name) and entry.name != work_directory(self.path).name)
+            raise TargetExistsError(
+                f"{self.path}: holds an unfinished conversion; use --resume to go on or --overwrite to start again"
+            )
+        others = sorted(
+            entry.name
+            for entry in os.scandir(self.path)
+            if not is_temporary(entry.name) and entry.name != work_directory(self.path).name
+        )
         if others:
             raise TargetExistsError(f"{self.path}: not empty (it holds {others[0]!r}); choose an empty or new directory")
 

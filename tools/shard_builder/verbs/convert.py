@@ -47,17 +47,47 @@ def _source_options(pairs: tuple[str, ...]) -> dict[str, str]:
 @click.argument("source")
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option("--kind", help="Kind of source: image-folder, table, webdataset. Guessed from SOURCE by default.")
-@click.option("--field", "fields", multiple=True, metavar="NAME:KIND=COLUMN[@ORIGIN][,OPTION=VALUE...]", help="A field of the data set (repeatable).")
-@click.option("--map", "mapping", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file that declares the fields.")
-@click.option("--source-option", "-s", multiple=True, metavar="NAME=VALUE", help="An option of the source, such as root=DIR or key=COLUMN.")
+@click.option(
+    "--field",
+    "fields",
+    multiple=True,
+    metavar="NAME:KIND=COLUMN[@ORIGIN][,OPTION=VALUE...]",
+    help="A field of the data set (repeatable).",
+)
+@click.option(
+    "--map", "mapping", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file that declares the fields."
+)
+@click.option(
+    "--source-option",
+    "-s",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An option of the source, such as root=DIR or key=COLUMN.",
+)
 @click.option("--workers", type=click.IntRange(min=1), help="Encoder processes (default: the cores there are).")
 @click.option("--shard-size", default="1G", show_default=True, help="Size at which a new shard begins.")
-@click.option("--shard-rows", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="Samples at which a new shard begins.")
-@click.option("--segment-size", default="4G", show_default=True, help="Source bytes that make a segment; shards do not cross segments.")
+@click.option(
+    "--shard-rows",
+    type=click.IntRange(min=1),
+    default=1_000_000,
+    show_default=True,
+    help="Samples at which a new shard begins.",
+)
+@click.option(
+    "--segment-size", default="4G", show_default=True, help="Source bytes that make a segment; shards do not cross segments."
+)
 @click.option("--group-size", default="8M", show_default=True, help="Payload bytes of a row group.")
-@click.option("--on-error", type=click.Choice(ON_ERROR), default="stop", show_default=True, help="What to do with a bad sample.")
+@click.option(
+    "--on-error", type=click.Choice(ON_ERROR), default="stop", show_default=True, help="What to do with a bad sample."
+)
 @click.option("--max-errors", type=click.IntRange(min=0), help="Stop after more bad samples than this.")
-@click.option("--duplicates", type=click.Choice(DUPLICATES), default="error", show_default=True, help="What to do with keys that occur more than once.")
+@click.option(
+    "--duplicates",
+    type=click.Choice(DUPLICATES),
+    default="error",
+    show_default=True,
+    help="What to do with keys that occur more than once.",
+)
 @click.option("--sample-timeout", type=float, default=300.0, show_default=True, help="Seconds a sample may take.")
 @click.option("--resume", is_flag=True, help="Go on with an unfinished conversion.")
 @click.option("--overwrite", is_flag=True, help="Replace what the target holds.")
@@ -129,4 +159,6 @@ def _say_summary(summary: Summary, target: Path, notes: dict[str, Any]) -> None:
     if skipped:
         click.echo(f"not taken from the source: {msgspec.json.encode(skipped).decode()}", err=True)
     if summary.errors or summary.dropped:
-        click.echo(f"{summary.errors} bad samples left out, {summary.dropped} duplicates dropped: see {target / ERRORS}", err=True)
+        click.echo(
+            f"{summary.errors} bad samples left out, {summary.dropped} duplicates dropped: see {target / ERRORS}", err=True
+        )

@@ -12,7 +12,16 @@ from lfdata.errors import FormatError, LfdataError, TargetExistsError
 from lfdata.format.durable import Files, is_temporary
 from lfdata.format.files import LocalFile
 from lfdata.format.layout import KIND_BASE, KIND_SIDECAR
-from lfdata.format.meta import MANIFEST, FieldMeta, Manifest, ShardEntry, SidecarEntry, encode_manifest, merge_statistics, read_manifest
+from lfdata.format.meta import (
+    MANIFEST,
+    FieldMeta,
+    Manifest,
+    ShardEntry,
+    SidecarEntry,
+    encode_manifest,
+    merge_statistics,
+    read_manifest,
+)
 from lfdata.format.reader import ShardFile
 from shard_builder.consolidate import write_consolidated
 from shard_builder.target import SHARD_SUFFIX, Target
@@ -41,7 +50,11 @@ def rebuild_manifest(directory: Path) -> tuple[Manifest, list[str]]:
         raise FormatError(directory, None, "no base shards here: nothing to rebuild a manifest from")
     conversions = {str(shard.meta.provenance.get("conversion")) for shard in bases}
     if len(conversions) > 1:
-        raise FormatError(directory, None, f"shards of {len(conversions)} different conversions lie here; keep one data set's shards and try again")
+        raise FormatError(
+            directory,
+            None,
+            f"shards of {len(conversions)} different conversions lie here; keep one data set's shards and try again",
+        )
     bases.sort(key=lambda shard: (shard.meta.position.segment, shard.meta.position.ordinal))
     fields: dict[str, FieldMeta] = {field.name: field for field in bases[0].fields}
     shards = []
@@ -52,7 +65,9 @@ def rebuild_manifest(directory: Path) -> tuple[Manifest, list[str]]:
         statistics.append(base.meta.statistics | {name: value for side in mine for name, value in side.meta.statistics.items()})
         shards.append(_entry(base, tuple(_sidecar(side) for side in mine)))
     owned = {base.identity.shard_id for base in bases}
-    warnings = [f"{side.name}: a sidecar of a shard that is not here; left out" for side in sides if side.identity.shard_id not in owned]
+    warnings = [
+        f"{side.name}: a sidecar of a shard that is not here; left out" for side in sides if side.identity.shard_id not in owned
+    ]
     manifest = Manifest(
         rows=sum(shard.rows for shard in shards),
         fields=tuple(fields.values()),
