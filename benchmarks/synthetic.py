@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfdata.codecs.base import Encoded
+from lfdata.format.container import ContainerWriter
 from lfdata.format.durable import Files
+from lfdata.format.layout import KIND_BASE, MAJOR, MINOR, REGION_ALIGN, Identity, xxh3
 from lfdata.format.meta import MANIFEST, FieldMeta, Manifest, ShardEntry, ShardMeta, encode_manifest
 from lfdata.format.writer import GROUP_BYTES, ShardWriter
 
@@ -29,19 +31,28 @@ def write_bytes_dataset(path: Path, rows: NDArray[Any], group_bytes: int = GROUP
 
 
 def write_scalar_shards(path: Path, shards: int, rows: int) -> int:
-    """``shards`` shards of ``rows`` samples each with one int32 ``label``; keys are the decimal sample numbers. Returns bytes on disk."""
+    """``shards`` shards of ``rows`` samples with an int32 ``label``; keys are the sample numbers in nine digits.
+
+    Columns are written whole, not row by row, so that 10^8 rows take minutes. Returns the bytes on disk.
+    """
     path.mkdir(parents=True, exist_ok=True)
     fields = (FieldMeta("label", "scalar", {"dtype": "int32"}),)
     entries = []
     for number in range(shards):
-        identity = number.to_bytes(16, "little")
-        writer = ShardWriter(path / f"s{number:05d}.lfd", fields, identity)
-        for row in range(rows):
-            writer.add(b"%d" % (number * rows + row), {"label": Encoded(np.int32(row).tobytes())})
-        written = writer.finish(ShardMeta(fields=fields))
-        entries.append(
-            ShardEntry(f"s{number:05d}.lfd", identity.hex(), written.rows, written.bytes, written.tail, written.sha256, number)
-        )
-    manifest = Manifest(shards * rows, fields, tuple(entries))
-    Files().write_file(path / MANIFEST, encode_manifest(manifest))
+        identity = Identity(MAJOR, MINOR, KIND_BASE, 0, 0, number.to_bytes(16, "little"), bytes(16))
+        container = ContainerWriter(path / f"s{number:05d}.lfd", identity, Files())
+        container.pad(REGION_ALIGN)
+        container.column(b"COLM", np.arange(rows, dtype="<i4"), field=0, role=0)
+        digits = (np.arange(number * rows, (number + 1) * rows)[:, None] // 10 ** np.arange(8, -1, -1)) % 10 + ord("0")
+        keys = digits.astype(np.uint8).tobytes()
+        hashes = np.array([xxh3(keys[at : at + 9]) for at in range(0, len(keys), 9)], "<u8")
+        order = np.argsort(hashes, kind="stable")
+        container.column(b"KEYS", np.frombuffer(keys, np.uint8))
+        container.column(b"KOFF", np.arange(rows + 1, dtype="<u8") * np.uint64(9))
+        container.column(b"KHSH", hashes[order])
+        container.column(b"KROW", order.astype("<u8"))
+        written = container.finish(rows, ShardMeta(fields=fields))
+        name, shard_id = container.path.name, identity.shard_id.hex()
+        entries.append(ShardEntry(name, shard_id, rows, written.bytes, written.tail, written.sha256, number))
+    Files().write_file(path / MANIFEST, encode_manifest(Manifest(shards * rows, fields, tuple(entries))))
     return sum(entry.bytes for entry in entries)

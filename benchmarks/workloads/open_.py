@@ -50,7 +50,7 @@ def probe(path: str) -> dict[str, Any]:
     step("1,000 random samples", start)
     wanted = int(picks[7])
     start = time.perf_counter()
-    found = dataset.index_of(str(wanted))
+    found = dataset.index_of(f"{wanted:09d}")
     step("key lookup", start)
     start = time.perf_counter()
     column = dataset.column("label")
@@ -67,7 +67,7 @@ def probe(path: str) -> dict[str, Any]:
 @click.option("--scratch", type=click.Path(path_type=Path), help="Where the data set is made (about 60 bytes a row).")
 @click.option("--output", type=click.Path(path_type=Path))
 def command(rows: int, shards: int, repeats: int, scratch: Path | None, output: Path | None) -> None:
-    """Synthetic rows, an int32 label and a decimal key each, with the consolidated index. Every repeat in a fresh process."""
+    """Synthetic rows, an int32 label and a key of nine digits each, with the consolidated index. Every repeat in a fresh process."""
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         path = Path(folder) / "set"
         start = time.perf_counter()
