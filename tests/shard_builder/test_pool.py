@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -204,13 +205,29 @@ def _table(folder: Path) -> Path:
 ARGUMENTS = ["--field", "t:text=text", "--shard-size", "60K", "--segment-size", "100K", "--workers", "2"]
 
 
+def _commands(pid: int) -> bytes:
+    """Command lines of a process's children."""
+    found = b""
+    for child in children(pid):
+        with contextlib.suppress(OSError):
+            found += Path(f"/proc/{child}/cmdline").read_bytes()
+    return found
+
+
 def _interrupt(rows: Path, target: Path, number: signal.Signals, rng: random.Random) -> None:
     """Interrupt the command, with its group as a terminal does, after some shards; check what it says and leaves."""
     wanted = rng.randrange(25)
     with started("convert", rows, target, *ARGUMENTS, "--resume", start_new_session=True) as process:
-        wait_until(lambda: process.poll() is not None or (target.exists() and len(list(target.glob("*.lfd"))) >= wanted))
+
+        def far_enough() -> bool:
+            # Once it has workers, its signal handlers are there; before, a signal ends it as it ends any process.
+            begun = b"shard_builder.worker" in _commands(process.pid) and len(list(target.glob("*.lfd"))) >= wanted
+            return process.poll() is not None or begun
+
+        wait_until(far_enough)
         workers = children(process.pid)
-        os.killpg(process.pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it has finished meanwhile
+            os.killpg(process.pid, number)
         errors = process.communicate()[1].decode()
     if process.returncode != 0:
         assert process.returncode == 130, errors

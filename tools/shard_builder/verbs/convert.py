@@ -98,6 +98,7 @@ def command(source: str, target: Path, **given: Any) -> None:
 
     The same source, options and library versions give the same bytes for any number of workers. After an interruption, --resume goes on.
     """
+    signal.signal(signal.SIGTERM, _interrupt)
     specs = [*(load_mapping(given["mapping"]) if given["mapping"] else ()), *(parse_field(text) for text in given["fields"])]
     opened = open_source(source, kind=given["kind"], fields=specs or None, **_source_options(given["source_option"]))
     options = ConvertOptions(
@@ -117,7 +118,6 @@ def command(source: str, target: Path, **given: Any) -> None:
     quiet = given["quiet"]
     if not quiet:
         _say_hello(options, [f"{spec.name} ({spec.kind})" for spec in opened.fields])
-    signal.signal(signal.SIGTERM, _interrupt)
     with tqdm(unit=" samples", disable=True if quiet else None, file=sys.stderr, smoothing=0.1) as bar:
 
         def progress(done: int, total: int) -> None:
