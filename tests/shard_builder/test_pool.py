@@ -257,4 +257,4 @@ def test_interruption(tmp_path: Path) -> None:
 
 @pytest.mark.fault
 def test_many_interruptions(tmp_path: Path) -> None:
-    _interruptions(tmp_path, 2, 20)
+    _interruptions(tmp_path, 2, 8)
