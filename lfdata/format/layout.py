@@ -31,7 +31,8 @@ FLAG_REQUIRED, FLAG_BLOCKED = 1, 2
 
 MAX_ROWS = 1 << 40
 MAX_ENTRIES = 262_144
-MAX_META_BYTES = 64 << 20
+MAX_META_BYTES = 16 << 20
+MAX_MANIFEST_BYTES = 512 << 20  # a manifest, and META of an index, which lists the shards: a million of them fit
 MAX_DICT_BYTES = 16 << 20
 MAX_DICTS_BYTES = 256 << 20
 # A tail longer than this is not read in one piece, whatever the manifest says: the parts of it that matter are, each by its own limit.

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from lfdata.errors import CorruptError, FormatError, LimitError, VersionError
-from lfdata.format.layout import MAJOR, MAX_FIELDS, MAX_META_BYTES, MAX_ROWS, MINOR, SIZE_ROLES
+from lfdata.format.layout import MAJOR, MAX_FIELDS, MAX_MANIFEST_BYTES, MAX_ROWS, MINOR, SIZE_ROLES
 
 MANIFEST = "manifest.json"
 INDEX = "index.lfi"
@@ -116,8 +116,8 @@ def check_fields(file: object, fields: Sequence[FieldMeta]) -> None:
 
 def decode_json(file: object, data: bytes | memoryview, type_: type[Any], what: str) -> Any:
     """Decode bounded JSON into a typed structure; every failure is a :class:`CorruptError`."""
-    if len(data) > MAX_META_BYTES:
-        raise LimitError(file, None, f"{what} of {len(data)} bytes; the limit is {MAX_META_BYTES}")
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise LimitError(file, None, f"{what} of {len(data)} bytes; the limit is {MAX_MANIFEST_BYTES}")
     try:
         return msgspec.json.decode(data, type=type_)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError, ValueError) as error:

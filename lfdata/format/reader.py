@@ -126,7 +126,9 @@ class ShardFile:
         }
 
     def _read_meta(self, entry: Entry) -> ShardMeta:
-        meta: ShardMeta = decode_json(self.name, self._checked(entry, layout.MAX_META_BYTES), ShardMeta, "META")
+        index = self.identity.kind == layout.KIND_INDEX
+        limit = layout.MAX_MANIFEST_BYTES if index else layout.MAX_META_BYTES
+        meta: ShardMeta = decode_json(self.name, self._checked(entry, limit), ShardMeta, "META")
         return meta
 
     def _refuse_features(self) -> None:

@@ -244,14 +244,21 @@ def test_hostile_params(case: str) -> None:
     bounded(change_meta(shard(), BAD_PARAMS[case]))
 
 
-def test_meta_and_dictionary_limits() -> None:
+def test_meta_and_dictionary_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     def long_dictionary(sections: list[Section]) -> None:
         (part,) = (s for s in sections if s.type == "DICT")
         part.data, part.count = bytes((16 << 20) + 1), (16 << 20) + 1
 
+    def long_meta(sections: list[Section]) -> None:
+        (part,) = (s for s in sections if s.type == "META")
+        part.data = part.data.ljust((16 << 20) + 1)
+        part.count = len(part.data)
+
     assert isinstance(outcome(rebuild(shard(), long_dictionary)), LimitError)
+    assert isinstance(outcome(rebuild(shard(), long_meta)), LimitError)
+    monkeypatch.setattr("lfdata.format.meta.MAX_MANIFEST_BYTES", 100)
     with pytest.raises(LimitError):
-        decode_json("f", memoryview(bytes(64 << 20)).cast("B")[:] and bytes((64 << 20) + 1), Manifest, "META")
+        decode_json("f", bytes(101), Manifest, "the manifest")
 
 
 # (section type, field ordinal, role) and what is done to its elements.
