@@ -26,7 +26,8 @@ def source_sizes(folder: Path, table: Path | None) -> list[int]:
     for line in table.read_bytes().splitlines():
         sizes.append(len(line) + 1)
         row: dict[str, Any] = msgspec.json.decode(line)
-        named = [value for value in row.values() if isinstance(value, str) and "/" in value and (folder / value).is_file()]
+        texts = sorted({value for value in row.values() if isinstance(value, str) and "/" in value})
+        named = [text for text in texts if (folder / text).is_file()]
         sizes += [(folder / value).stat().st_size for value in named]
     return sizes
 
