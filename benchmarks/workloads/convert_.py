@@ -90,15 +90,17 @@ def _copy(folder: Path, limit: int, into: Path) -> Path:
     "--data", type=click.Path(exists=True, file_okay=False, path_type=Path), required=True, help="Folder of JPEG or PNG files."
 )
 @click.option("--limit", default=600, show_default=True, help="Pictures used.")
+@click.option("--case", "cases", multiple=True, type=click.Choice(tuple(CASES)), help="Cases measured (default: all).")
 @click.option("--repeats", default=REPEATS, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path))
-def command(data: Path, limit: int, repeats: int, output: Path | None) -> None:
+def command(data: Path, limit: int, cases: tuple[str, ...], repeats: int, output: Path | None) -> None:
     """Images/s of `shard-builder convert` with 1 and 2 workers beside a bare loop in as many processes."""
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         pictures = _copy(data, limit, Path(scratch))
         count = len(_files(pictures, limit))
-        for case, options in CASES.items():
+        for case in cases or CASES:
+            options = CASES[case]
             for workers in (1, 2):
                 results[f"{case}, {workers} process{'es' if workers > 1 else ''}"] = _case(
                     pictures, count, case, options, workers, repeats
