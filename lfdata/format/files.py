@@ -146,6 +146,15 @@ def _share() -> int:
     return 1 << 20 if soft == resource.RLIM_INFINITY else max(1, soft // 4)
 
 
+def read_small(path: str | Path) -> bytes:
+    """A whole regular file. Raises ``OSError``; anything else than a file (a pipe would block for ever) is one too."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        return file.read()
+
+
 def _open(path: str) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

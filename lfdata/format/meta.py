@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from lfdata.errors import CorruptError, FormatError, LimitError, VersionError
+from lfdata.format.files import read_small
 from lfdata.format.layout import MAJOR, MAX_FIELDS, MAX_MANIFEST_BYTES, MAX_ROWS, MINOR, SIZE_ROLES
 
 MANIFEST = "manifest.json"
@@ -196,7 +197,7 @@ def read_manifest(directory: Path) -> Manifest:
     """Read ``manifest.json`` of a data set directory."""
     path = directory / MANIFEST
     try:
-        data = path.read_bytes()
+        data = read_small(path)
     except FileNotFoundError as error:
         raise FormatError(
             path,

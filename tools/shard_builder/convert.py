@@ -15,7 +15,7 @@ import msgspec
 
 import lfdata
 from lfdata.codecs.registry import library_versions
-from lfdata.errors import LfdataError, OptionError, SourceError, TargetExistsError
+from lfdata.errors import LfdataError, OptionError, SampleError, SourceError, TargetExistsError
 from lfdata.format.durable import Files
 from lfdata.format.layout import MAJOR, MINOR
 from lfdata.format.meta import (
@@ -36,7 +36,7 @@ from shard_builder.plan import Plan, Planner
 from shard_builder.pool import Pool
 from shard_builder.progress import Done, done_segments
 from shard_builder.segments import SegmentWriter
-from shard_builder.sources.base import Source
+from shard_builder.sources.base import BadRecord, Source
 from shard_builder.target import ERRORS, QUARANTINE, RUN_LOG, Target
 from shard_builder.training import needs_training, train_dictionaries
 from shard_builder.worker import encoders_of
@@ -135,8 +135,13 @@ class _Conversion:
     def _nothing(self, plan: Plan) -> str:
         if plan.bad:
             first = next(item for segment in plan.segments for _, item in plan.items(segment, segment.first))
-            return f"all {plan.bad} samples of the source are bad; the first: {first}"
-        return f"no samples found in the source ({self.source.notes() or 'it is empty'}); --allow-empty makes a data set of 0 samples"
+            assert isinstance(first, BadRecord)
+            error = SampleError(first.code, first.reason, key=first.key, path=first.path)
+            return f"all {plan.bad} samples of the source are bad; the first: {error}"
+        skipped = self.source.notes().get("skipped") or {}
+        found = ", ".join(f"{count} {what}" for what, count in skipped.items())
+        left = f" (left out: {found})" if found else ""
+        return f"no samples found in the source{left}; --allow-empty makes a data set of 0 samples"
 
     def _leave_no_empty_work(self, work: Path) -> None:
         if work.is_dir() and not os.listdir(work):
@@ -272,9 +277,7 @@ class _Conversion:
         self._sort()
         rows = sum(shard.rows for shard in self.shards)
         if rows == 0 and not self.options.allow_empty:
-            raise LfdataError(
-                f"none of {plan.records} samples could be stored; see the errors above. --allow-empty accepts an empty data set"
-            )
+            raise LfdataError(self._nothing_stored(plan))
         manifest = Manifest(
             rows=rows,
             fields=self.fields,
@@ -294,6 +297,18 @@ class _Conversion:
         self.files.write_file(path / MANIFEST, encode_manifest(manifest))
         self.target.remove_old({shard.file for shard in self.shards})
         self._log(plan)
+
+    def _remarks(self) -> list[str]:
+        count = sum(entry["action"] == "stored" for entry in self.entries)
+        return [f"{count} values were stored with a remark: see {self.target.path / ERRORS}"] if count else []
+
+    def _nothing_stored(self, plan: Plan) -> str:
+        """Write the report all the same, and say where it is."""
+        path = self.target.path / ERRORS
+        self.files.write_file(path, report.lines(self.entries))
+        bad = next((entry for entry in self.entries if entry["action"] != "dropped"), None)
+        first = f"; the first: {bad['path']}: key {bad['key']!r}: {bad['reason']} [{bad['code']}]" if bad else ""
+        return f"none of {plan.records} samples could be stored{first}. All are listed in {path}. --allow-empty accepts an empty data set"
 
     def _log(self, plan: Plan) -> None:
         """The run log: what must not be in the manifest, since it determines no bytes."""
@@ -325,7 +340,7 @@ class _Conversion:
             errors=self.report.count,
             dropped=len(plan.dropped),
             seconds=time.monotonic() - self.clock,
-            warnings=plan.warnings,
+            warnings=plan.warnings + self._remarks(),
         )
 
     @property

@@ -51,8 +51,14 @@ class ConvertOptions:
             raise OptionError(f"on_error is {self.on_error!r}; valid: {', '.join(ON_ERROR)}")
         if self.duplicates not in DUPLICATES:
             raise OptionError(f"duplicates is {self.duplicates!r}; valid: {', '.join(DUPLICATES)}")
-        if self.workers < 0 or self.sample_timeout <= 0 or (self.max_errors is not None and self.max_errors < 0):
-            raise OptionError("workers and max_errors must not be negative, sample_timeout must be positive")
+        if (
+            self.workers < 0
+            or not 0 < self.sample_timeout < float("inf")
+            or (self.max_errors is not None and self.max_errors < 0)
+        ):
+            raise OptionError(
+                "workers and max_errors must not be negative, sample_timeout must be a positive number of seconds"
+            )
         if self.resume and self.overwrite:
             raise OptionError("resume and overwrite exclude each other")
 

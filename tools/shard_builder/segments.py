@@ -18,7 +18,7 @@ from shard_builder.journal import Journal
 from shard_builder.plan import Item, Plan, Segment
 from shard_builder.pool import Chunk, Pool
 from shard_builder.report import quarantine
-from shard_builder.sources.base import BadRecord, Record
+from shard_builder.sources.base import BadRecord, RawSample, Record
 from shard_builder.target import SHARD_SUFFIX
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ class SegmentWriter:
                 values[name] = Encoded(payloads[place : place + length], sizes, packed, tuple(warnings))
                 digests[name] = digest
                 place += length
-            self._add(ordinal, record.key, values, digests, head["path"])
+            self._add(ordinal, record.key, values, digests)
+            self._warn(ordinal, record.key, values, RawSample({}, head["path"], head["files"]))
         self._run.progress(heads[-1][0] + 1, self._plan.records)
 
     def _record(self, wanted: int, records: Iterator[tuple[int, Item]]) -> Record:
@@ -126,7 +127,7 @@ class SegmentWriter:
         if self._run.options.on_error == "quarantine":
             quarantine(self._run.files, self._run.quarantine, ordinal, error, kept)
 
-    def _add(self, ordinal: int, key: bytes, values: dict[str, Encoded], digests: dict[str, bytes], path: str) -> None:
+    def _add(self, ordinal: int, key: bytes, values: dict[str, Encoded], digests: dict[str, bytes]) -> None:
         options = self._run.options
         incoming = sum(len(value.payload) for value in values.values()) + len(key) + ROW_BYTES
         writer = self._writer
@@ -136,9 +137,11 @@ class SegmentWriter:
             self._open()
         assert self._writer is not None
         self._writer.add(key, values, digests)
+
+    def _warn(self, ordinal: int, key: bytes, values: dict[str, Encoded], source: RawSample) -> None:
         for name, value in values.items():
             for warning in value.warnings:
-                self._run.report.warning(ordinal, key, path, name, warning)
+                self._run.report.warning(ordinal, key, source.place(name), name, warning)
 
     def _open(self) -> None:
         identity = shard_id(self._run.conversion, self._number, self._ordinal)

@@ -87,13 +87,13 @@ class Worker:
         for name, encoder in self.encoders.items():
             if name not in left:
                 continue
-            encoded = self._encode(name, encoder, left.pop(name), raw.path)
+            encoded = self._encode(name, encoder, left.pop(name), raw.place(name))
             data = encoded.payload
             digest = b"" if encoder.kind in ("tokens", "scalar") else hashlib.sha256(data).digest()
             aux = None if encoded.aux is None else encoded.aux.astype("<u8").tobytes()
             values.append([name, len(data), encoded.sizes, aux, list(encoded.warnings), digest])
             payloads.append(data)
-        return {"values": values, "path": raw.path}, payloads
+        return {"values": values, "path": raw.path, "files": raw.files}, payloads
 
     def _encode(self, name: str, encoder: Encoder, value: Any, path: str) -> Encoded:
         if encoder.kind != "image" or not isinstance(value, bytes):

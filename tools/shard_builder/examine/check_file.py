@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,10 @@ def digest(data: DataSet, task: dict[str, Any], progress: Progress) -> dict[str,
     size = 0
     buffer = bytearray(READ_BYTES)
     try:
-        with open(data.path / member.file, "rb", buffering=0) as stream:
+        descriptor = os.open(data.path / member.file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb", buffering=0) as stream:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return {"damage": [], "bytes": 0}  # reported by the operation "file"
             while count := stream.readinto(buffer):
                 hasher.update(memoryview(buffer)[:count])
                 size += count

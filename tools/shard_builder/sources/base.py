@@ -41,11 +41,16 @@ class RawSample(msgspec.Struct):
     """Raw values of one sample by *field name*; a value that is absent in the source is left out.
 
     Values are ``bytes`` for file contents and whatever the source holds inline (str, int, float, bool, list, dict).
-    ``path`` names the sample in error reports.
+    ``path`` names the sample in error reports, ``files`` the file a field came from, where that is another one.
     """
 
     values: dict[str, Any]
     path: str
+    files: dict[str, str] = {}
+
+    def place(self, field: str) -> str:
+        """Where a field's value came from, for error reports."""
+        return f"{self.path}: {self.files[field]}" if field in self.files else self.path
 
 
 class FieldSpec(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ import xxhash
 from lfdata.errors import OptionError, SampleError, SourceError
 from shard_builder.fields import GRAMMAR, check_unique
 from shard_builder.sources.base import BadRecord, FieldSpec, RawSample, Record
-from shard_builder.sources.files import MAX_FILE_BYTES, read_file, size_inside
+from shard_builder.sources.files import MAX_FILE_BYTES, read_file, show, size_inside
 from shard_builder.sources.options import SourceOptions
 from shard_builder.sources.rows import (
     MAX_LINE_BYTES,
@@ -87,6 +87,8 @@ class Table:
         self._rest_excludes = {spec.column for spec in self.fields} | {self._key}
         self._present: Counter[str] = Counter()
         self._descriptor = -1
+        # Files of the row being loaded, by field: for error reports.
+        self._files: dict[str, str] = {}
 
     def __del__(self) -> None:
         descriptor, self._descriptor = getattr(self, "_descriptor", -1), -1
@@ -239,7 +241,9 @@ class Table:
         path = f"{self.name}:{line}"
         try:
             data = without_mark(self._bytes(offset, length, digest), offset)
-            return RawSample(self._json_values(data) if self._format == "jsonl" else self._csv_values(data), path)
+            self._files = {}
+            values = self._json_values(data) if self._format == "jsonl" else self._csv_values(data)
+            return RawSample(values, path, self._files)
         except SampleError as error:
             error.path = f"{path}: {error.path}" if error.path else path
             raise
@@ -286,7 +290,9 @@ class Table:
     def _value(self, spec: FieldSpec, value: Any) -> Any:
         try:
             if spec.origin == "file":
-                return read_file(self.root, _reference(value), self._max_file)
+                reference = _reference(value)
+                self._files[spec.name] = show(reference)
+                return read_file(self.root, reference, self._max_file)
             if spec.origin == "base64":
                 return _from_base64(value)
         except SampleError as error:
