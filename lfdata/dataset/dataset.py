@@ -160,17 +160,36 @@ class ShardDataset:
 
         Reads and verifies the covering chunks only. Raises :class:`SampleError` if the sample has no such field.
         """
+        shard, local = self._one(index, field, "audio")
+        return shard.read_frames(field, local, start, stop)
+
+    def read_image_rows(self, index: int, field: str, start: int, stop: int) -> NDArray[np.uint8]:
+        """Pixel rows ``start`` to ``stop`` of a JPEG stored with ``restart=rows``: uint8, (stop - start, width, channels), owned.
+
+        Equal to the same rows of the whole picture, but only the rows asked for (and one restart interval around them) are decoded.
+        The stored bytes are read and verified whole. Raises :class:`SampleError` if the sample has no such field or cannot be
+        decoded, :class:`OptionError` for pictures without restart markers and rows outside the picture.
+        """
+        shard, local = self._one(index, field, "image")
+        try:
+            return shard.read_pixel_rows(field, local, start, stop)
+        except SampleError as error:
+            error.field, error.key = field, self.keys([index])[0]
+            error.path = f"{shard.name}, row {int(local[0])}, index {index}"
+            raise
+
+    def _one(self, index: int, field: str, kind: str) -> tuple[Shard, NDArray[np.int64]]:
+        """The shard and row of one sample that has a field of this kind."""
+        self._names([field])
+        if self.schema[field].kind != kind:
+            raise OptionError(f"{self.path}: field {field!r} is of kind {self.schema[field].kind}, not {kind}")
         rows = self._rows([index])
         number, _ = self._by_shard(rows)[0]
-        local = rows - self._starts[number]
-        shard = self._shard(number)
-        if self.schema.get(field, FieldMeta(field, "")).kind != "audio":
-            raise OptionError(f"{self.path}: field {field!r} is not audio")
+        shard, local = self._shard(number), rows - self._starts[number]
         if not shard.present(field, local)[0]:
-            raise SampleError(
-                "absent", "the sample has no such recording", field=field, key=self.keys([index])[0], path=shard.name
-            )
-        return shard.read_frames(field, local, start, stop)
+            key = self.keys([index])[0]
+            raise SampleError("absent", f"the sample has no {kind} there", field=field, key=key, path=shard.name)
+        return shard, local
 
     # -- columns ------------------------------------------------------------------------------------------------------
 

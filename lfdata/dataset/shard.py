@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lfdata.codecs.base import Decoder
 from lfdata.codecs.registry import make_decoder
-from lfdata.errors import ChangedError, CorruptError, KeyMissingError
+from lfdata.errors import ChangedError, CorruptError, KeyMissingError, OptionError
 from lfdata.format.cache import IndexCache
 from lfdata.format.files import RangeFile
 from lfdata.format.forking import importing
@@ -137,6 +137,32 @@ class Shard:
             raise CorruptError(
                 file.name, int(offsets[row]), f"field {name!r}, row {int(rows[row])}: the payload does not match its check"
             )
+
+    def read_pixel_rows(self, name: str, rows: NDArray[np.int64], start: int, stop: int) -> NDArray[np.uint8]:
+        """Pixel rows of one restart-marked JPEG."""
+        file = self.file_of(name)
+        # By name: importing the picture codec here would load PIL for everybody.
+        decode_rows = getattr(self.decoder(name), "decode_rows", None)
+        if decode_rows is None:
+            raise OptionError(f"{self.name}: field {name!r} holds no pictures")
+        sizes = {role: int(data[0]) for role, data in self.sizes(name, rows).items()}
+        located = self.lengths(name, rows)
+        out = np.empty(int(located[1][0]), np.uint8)
+        self.read(name, rows, located, out, np.zeros(1, np.int64))
+        first, count, aux = (
+            file.gather(name, "aux_first", rows),
+            file.gather(name, "aux_count", rows),
+            file.entry(name, "aux"),
+        )
+        if first is None or count is None or aux is None:
+            raise OptionError(f"{self.name}: field {name!r} was stored without restart=rows")
+        begin, end = int(first[0]), int(first[0]) + int(count[0])
+        if end > aux.count:
+            raise CorruptError(
+                file.name, aux.offset, f"field {name!r}, row {int(rows[0])}: its row offsets lie outside their section"
+            )
+        pixels: NDArray[np.uint8] = decode_rows(out.data, sizes, file.take(aux, np.arange(begin, end)), start, stop)
+        return pixels
 
     def read_frames(self, name: str, rows: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int16]:
         """Frames of one recording, from the chunks that cover them."""
