@@ -26,7 +26,7 @@ VALID = {
     "exact": "WxH",
     "upscale": "yes|no",
     "resample": "lanczos|bicubic|bilinear|box|nearest",
-    "role": "picture|mask|depth",
+    "role": "picture|mask|label|depth",
     "alpha": "keep|drop|blend:RRGGBB",
     "animation": "first|error|keep",
     "icc": "srgb|ignore",
@@ -91,7 +91,8 @@ class ImagePolicy:
     def from_options(cls, options: Mapping[str, str]) -> ImagePolicy:
         """Read textual options. Raises :class:`OptionError` (listing what is valid) for an unknown, bad or senseless one."""
         reader = OptionReader("image", options, VALID)
-        role = reader.choice("role", ROLES, "picture")
+        role = reader.choice("role", (*ROLES, "label"), "picture")
+        role = "mask" if role == "label" else role
         codec = reader.choice("codec", CODECS, "png" if role == "depth" else "webp")
         labels = role != "picture"
         lossless = _yes(reader, "lossless", labels and codec == "webp")

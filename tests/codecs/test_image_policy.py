@@ -55,7 +55,7 @@ def test_defaults() -> None:
         ("longest=5,exact=5x5", "exclude each other"),
         ("resample=cubic", "lanczos|bicubic"),
         ("resample=nearest", "masks"),
-        ("role=label", "picture|mask|depth"),
+        ("role=sketch", "picture|mask|label|depth"),
         ("role=mask,codec=jpeg", "never lossy"),
         ("role=mask,lossless=no", "never lossy"),
         ("role=mask,resample=lanczos", "nearest"),
@@ -171,3 +171,7 @@ def test_colour_under_transparency_does_not_bleed_when_resized(dtype: type) -> N
     seen = out[out[..., 3] > top // 50]
     assert len(seen)
     assert seen[:, 1].max() <= top // 50
+
+
+def test_a_label_image_is_a_mask() -> None:
+    assert ImagePolicy.from_options({"role": "label"}) == ImagePolicy.from_options({"role": "mask"})
