@@ -69,6 +69,8 @@ class DescriptorPool:
         self._open: OrderedDict[str, int] = OrderedDict()
         self._busy: dict[int, int] = {}
         self._retired: set[int] = set()
+        # A pool nobody refers to any more is in nobody's use: what it holds open goes with it.
+        weakref.finalize(self, _close_all, self._open).atexit = False
         watch(self)
 
     def after_fork(self) -> None:
@@ -138,6 +140,11 @@ class DescriptorPool:
                 descriptor = self._open.pop(name, None)
                 if descriptor is not None:
                     self._close(descriptor)
+
+
+def _close_all(descriptors: dict[str, int]) -> None:
+    while descriptors:
+        os.close(descriptors.popitem()[1])
 
 
 def _share() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import resource
@@ -391,3 +392,15 @@ UNGUARDED = """
 def test_reading_imports_nothing_that_a_fork_could_tear(name: str) -> None:
     """A module half imported in a thread at a fork stays locked in the child: what reading imports, it imports under the guard."""
     assert in_process(UNGUARDED, REPO / "tests" / "golden" / "v1.0" / name).split() == []
+
+
+def test_a_forgotten_data_set_keeps_no_descriptors(tmp_path: Path) -> None:
+    make(tmp_path, shards=4)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        data = ShardDataset(tmp_path)
+        assert len(list(data)) == 24
+        assert len(os.listdir("/proc/self/fd")) > before
+        del data
+        gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
