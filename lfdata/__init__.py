@@ -5,15 +5,18 @@ bytes on disk, ``lfdata.codecs`` what turns values into bytes and back, ``lfdata
 ``lftrain``.
 """
 
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
 from lfdata import errors
 from lfdata.codecs.pcm import Audio
-from lfdata.dataset import Ragged, ShardDataset
 
 if TYPE_CHECKING:
+    from lfdata.dataset import Ragged, ShardDataset
     from lfdata.torch import ShardIterableDataset
+
+    open = ShardDataset
 
 __version__ = "0.1.0"
 __all__ = ["Audio", "Ragged", "ShardDataset", "ShardIterableDataset", "errors", "open"]
@@ -21,13 +24,18 @@ __all__ = ["Audio", "Ragged", "ShardDataset", "ShardIterableDataset", "errors", 
 if sys.byteorder != "little":  # pragma: no cover - shards are little-endian and columns are read in place
     raise ImportError("lfdata reads shards in place and needs a little-endian machine")
 
-open = ShardDataset
+# Imported when asked for: torch takes seconds, and a converter's workers need no reader.
+_LATE = {
+    "Ragged": ("lfdata.dataset", "Ragged"),
+    "ShardDataset": ("lfdata.dataset", "ShardDataset"),
+    "open": ("lfdata.dataset", "ShardDataset"),
+    "ShardIterableDataset": ("lfdata.torch", "ShardIterableDataset"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    # torch takes seconds to import: only those who ask for it wait.
-    if name == "ShardIterableDataset":
-        from lfdata.torch import ShardIterableDataset
-
-        return ShardIterableDataset
-    raise AttributeError(f"module 'lfdata' has no attribute {name!r}")
+    if name not in _LATE:
+        raise AttributeError(f"module 'lfdata' has no attribute {name!r}")
+    module, attribute = _LATE[name]
+    found = globals()[name] = getattr(importlib.import_module(module), attribute)
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -127,11 +126,13 @@ def library_versions(kinds: Collection[str]) -> dict[str, str]:
 
     ``zstd`` and ``libsndfile`` are the C libraries bundled with their Python packages.
     """
+    from importlib import metadata  # late: a worker that never needs it starts sooner
+
     versions = {}
     for name in ("numpy", *(name for kind, names in _LIBRARIES.items() if kind in kinds for name in names)):
         try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
             continue
     if "zstandard" in versions:
         versions["zstd"] = ".".join(map(str, importlib.import_module("zstandard").ZSTD_VERSION))

@@ -145,6 +145,9 @@ class InProcessPool:
     def __exit__(self, *_: object) -> None:
         return
 
+    def set_up(self, setup: dict[str, Any]) -> None:
+        self._worker = Worker(setup)
+
     def run(self, chunks: Iterator[Chunk], mode: str = "encode") -> Iterator[Result]:
         for chunk in chunks:
             heads, payloads = self._worker.process(list(chunk), mode)

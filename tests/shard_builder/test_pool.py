@@ -151,6 +151,21 @@ def test_results_come_in_order_and_again(monkeypatch: pytest.MonkeyPatch) -> Non
             assert [result.heads[0][0] for result in _answers(pool, count)] == list(range(count))
 
 
+def test_workers_are_set_up_anew_between_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "worker_command", worker_command)
+    other = _setup() | {"source": synthetic(10, seed=5).config()}
+    with Pool(2, _setup(), 60.0) as pool:
+        first = [bytes(result.payloads) for result in _answers(pool, 6)]
+        pool.set_up(other)
+        second = [bytes(result.payloads) for result in _answers(pool, 6)]
+        pool.set_up(_setup())
+        assert [bytes(result.payloads) for result in _answers(pool, 6)] == first
+    assert all(a != b for a, b in zip(first, second, strict=True))
+    with pytest.raises(LfdataError, match="codec"), Pool(1, _setup(), 60.0) as pool:
+        pool.set_up(_setup() | {"fields": [{"name": "x", "kind": "image", "column": "x", "options": {"codec": "none"}}]})
+        _answers(pool, 1)
+
+
 def _scripted(script: str) -> object:
     head = "import sys; sys.path += sys.argv[2:]; import socket; from shard_builder import wire\n"
     head += "connection = socket.socket(fileno=int(sys.argv[1])); wire.receive(connection)\n"
@@ -188,8 +203,8 @@ def test_a_worker_that_talks_nonsense_is_a_crash(script: str, monkeypatch: pytes
 )
 def test_a_worker_that_cannot_start_is_a_typed_error(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "worker_command", _scripted(script))
-    with pytest.raises(LfdataError, match=r"did not start|no such codec"), Pool(2, _setup(), 60.0):
-        pass
+    with pytest.raises(LfdataError, match=r"did not start|no such codec"), Pool(2, _setup(), 60.0) as pool:
+        _answers(pool, 1)
     assert not [pid for pid in children(os.getpid()) if b"shard_builder" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 

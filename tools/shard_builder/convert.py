@@ -113,13 +113,15 @@ class _Conversion:
         work = work_directory(target.path)
         self.files.make_directory(work)
         try:
-            plan = self._plan(work)
-            try:
-                if plan.records - plan.bad == 0 and not options.allow_empty:
-                    raise SourceError(self._nothing(plan))
-                return self._with_plan(plan, finished)
-            finally:
-                plan.close()
+            # The workers import their libraries while the source is scanned.
+            with Pool(options.worker_count, self._setup({}), options.sample_timeout) as self.pool:
+                plan = self._plan(work)
+                try:
+                    if plan.records - plan.bad == 0 and not options.allow_empty:
+                        raise SourceError(self._nothing(plan))
+                    return self._with_plan(plan, finished)
+                finally:
+                    plan.close()
         finally:
             self._leave_no_empty_work(work)
 
@@ -216,11 +218,11 @@ class _Conversion:
     def _train(self, plan: Plan) -> dict[str, bytes]:
         if not needs_training(self.source, plan):
             return {}
-        with Pool(self.options.worker_count, self._setup({}), self.options.sample_timeout) as pool:
-            return train_dictionaries(self.source, plan, work_directory(self.target.path), pool)
+        self.pool.set_up(self._setup({}))
+        return train_dictionaries(self.source, plan, work_directory(self.target.path), self.pool)
 
     def _setup(self, dictionaries: dict[str, bytes]) -> dict[str, Any]:
-        """What a worker is told at its start."""
+        """What a worker is told before its first record. What a scan finds out may change it."""
         return {
             "source": self.source.config(),
             "stage": str(work_directory(self.target.path)),
@@ -238,11 +240,11 @@ class _Conversion:
         self.progress(plan.records - sum(segment.stop - at.record for _, segment, at in todo), plan.records)
         if not todo:
             return
-        with Pool(self.options.worker_count, self._setup(self.dictionaries), self.options.sample_timeout) as pool:
-            for number, segment, at in todo:
-                self.source.stage(segment.unit, work_directory(self.target.path))
-                SegmentWriter(self, plan, journal, number, len(at.shards)).run(pool, segment, at.record)
-                self.source.unstage(segment.unit, work_directory(self.target.path))
+        self.pool.set_up(self._setup(self.dictionaries))
+        for number, segment, at in todo:
+            self.source.stage(segment.unit, work_directory(self.target.path))
+            SegmentWriter(self, plan, journal, number, len(at.shards)).run(self.pool, segment, at.record)
+            self.source.unstage(segment.unit, work_directory(self.target.path))
 
     def _restore(self, plan: Plan, lines: list[dict[str, Any]]) -> dict[int, Done]:
         if lines:

@@ -63,10 +63,14 @@ class _Process:
     # Position in the chunk of the single record being run, or -1 for the whole chunk.
     position: int = -1
     deadline: float = 0.0
+    ready: bool = False
 
 
 class Pool:
-    """``count`` workers set up with ``setup``. Use as a context manager: leaving it ends every worker."""
+    """``count`` workers set up with ``setup``. Use as a context manager: leaving it ends every worker.
+
+    Entering starts them and does not wait: they import while the caller goes on, and are waited for at the first use.
+    """
 
     def __init__(self, count: int, setup: dict[str, Any], timeout: float) -> None:
         self._count = count
@@ -80,8 +84,6 @@ class Pool:
         try:
             for _ in range(self._count):
                 self._start()
-            for worker in list(self._workers):
-                self._await_ready(worker)
         except BaseException:
             self.close()
             raise
@@ -95,6 +97,19 @@ class Pool:
         for worker in list(self._workers):
             self._stop(worker)
         self._selector.close()
+
+    def set_up(self, setup: dict[str, Any]) -> None:
+        """Set the workers up anew, if ``setup`` is another one. Not while a :meth:`run` is under way."""
+        if setup == self._setup:
+            return
+        self._await_all()
+        self._setup = setup
+        for worker in self._workers:
+            self._selector.unregister(worker.connection)
+            worker.ready = False
+            worker.connection.settimeout(START_SECONDS)
+            with contextlib.suppress(OSError):  # dead: _await_ready says so
+                wire.send(worker.connection, setup)
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
@@ -118,6 +133,11 @@ class Pool:
             wire.send(ours, self._setup)
         return worker
 
+    def _await_all(self) -> None:
+        for worker in self._workers:
+            if not worker.ready:
+                self._await_ready(worker)
+
     def _await_ready(self, worker: _Process) -> None:
         try:
             answer, _ = wire.receive(worker.connection)
@@ -130,6 +150,7 @@ class Pool:
             ) from error
         if "fatal" in answer:
             raise LfdataError(answer["fatal"])
+        worker.ready = True
         worker.connection.settimeout(self._timeout)
         self._selector.register(worker.connection, selectors.EVENT_READ, worker)
 
@@ -146,6 +167,7 @@ class Pool:
 
     def run(self, chunks: Iterator[Chunk], mode: str = "encode") -> Iterator[Result]:
         """Results of ``chunks``, in order. ``mode``: what the workers do with the records (:meth:`shard_builder.worker.Worker.process`)."""
+        self._await_all()
         self._mode = mode
         window = 3 * self._count
         todo: deque[tuple[_Task, int]] = deque()

@@ -1,7 +1,7 @@
 """A converter's worker process: loads records, encodes and hashes their fields, sends them back.
 
-Started by :mod:`shard_builder.pool`; speaks :mod:`shard_builder.wire`. The first message is the set-up, every further one a mode and
-a chunk of locators. It ends when the connection does, or with its parent.
+Started by :mod:`shard_builder.pool`; speaks :mod:`shard_builder.wire`. The first message is a set-up (a map), every further one a mode
+and a chunk of locators (a list), or another set-up. It ends when the connection does, or with its parent.
 """
 
 from __future__ import annotations
@@ -141,17 +141,18 @@ def main(descriptor: int) -> None:
     _die_with_parent()
     connection = socket.socket(fileno=descriptor)
     try:
-        setup, _ = wire.receive(connection)
-        try:
-            worker = Worker(setup)
-        except LfdataError as error:
-            wire.send(connection, {"fatal": str(error)})
-            return
-        wire.send(connection, {"ready": True})
         while True:
-            (mode, chunk), _ = wire.receive(connection)
-            heads, payloads = worker.process(chunk, mode)
-            wire.send(connection, heads, payloads)
+            message, _ = wire.receive(connection)
+            if isinstance(message, dict):
+                try:
+                    worker = Worker(message)
+                except LfdataError as error:
+                    wire.send(connection, {"fatal": str(error)})
+                    return
+                wire.send(connection, {"ready": True})
+            else:
+                mode, chunk = message
+                wire.send(connection, *worker.process(chunk, mode))
     except (wire.ClosedError, BrokenPipeError, ConnectionResetError):
         return
 
