@@ -18,7 +18,7 @@ class _Workloads(click.Group):
         del ctx
         if cmd_name not in WORKLOADS:
             return None
-        command = importlib.import_module(f"benchmarks.workloads.{cmd_name}_").command
+        command = importlib.import_module(f"benchmarks.commands.{cmd_name}_").command
         assert isinstance(command, click.Command)
         return command
 

@@ -138,6 +138,8 @@ __attribute__((target("avx2"), always_inline)) static inline void stripes_with(
     for (; m + 16 <= whole; m += 16) {
         for (size_t i = 0; i < 16; i++) {
             size_t at = 64 * (m + i);
+            /* Copied rows come from all over a file: the processor's own prefetching starts over at each. */
+            if (to) __builtin_prefetch(p + at + 512);
             a = one(a, p + at, key + 8 * i, to ? to + at : NULL);
             b = one(b, p + at + 32, key + 8 * i + 32, to ? to + at + 32 : NULL);
         }
@@ -196,7 +198,11 @@ static uint64_t xxh3_copy(uint8_t *to, const uint8_t *p, size_t n, uint64_t seed
 }
 
 /* Rows a thread takes at a time: enough to share the counter rarely, few enough that threads end together. */
-#define STRIDE 8
+#define MAX_STRIDE 16
+#define STRIDES_A_THREAD 8
+/* While a row is hashed, the start of one that comes soon is fetched: small rows at random places otherwise wait for memory. */
+#define ROWS_AHEAD 2
+#define BYTES_AHEAD 2048
 
 typedef struct {
     int fd;
@@ -206,7 +212,7 @@ typedef struct {
     const uint64_t *checks;
     uint8_t *out;
     uint64_t seed;
-    int64_t rows;
+    int64_t rows, stride;
     _Atomic int64_t next;
     _Atomic int64_t failed; /* smallest failing row, or INT64_MAX */
 } Job;
@@ -275,14 +281,24 @@ static int read_row(const Job *job, int64_t row)
     return xxh3(target, size, job->seed) == job->checks[row];
 }
 
+static inline void fetch(const Job *job, int64_t row)
+{
+    const uint8_t *from = job->base + job->offsets[row];
+    int64_t size = job->lengths[row] < BYTES_AHEAD ? job->lengths[row] : BYTES_AHEAD;
+    for (int64_t at = 0; at < size; at += 64) __builtin_prefetch(from + at);
+}
+
 static void work_on(Job *job, volatile int64_t *at)
 {
     for (;;) {
-        int64_t first = atomic_fetch_add(&job->next, STRIDE);
+        int64_t first = atomic_fetch_add(&job->next, job->stride);
         if (first >= job->rows) return;
-        int64_t stop = first + STRIDE < job->rows ? first + STRIDE : job->rows;
+        int64_t stop = first + job->stride < job->rows ? first + job->stride : job->rows;
+        if (job->base)
+            for (int64_t row = first; row < stop && row < first + ROWS_AHEAD; row++) fetch(job, row);
         for (int64_t row = first; row < stop; row++) {
             *at = row;
+            if (job->base && row + ROWS_AHEAD < stop) fetch(job, row + ROWS_AHEAD);
             if (job->lengths[row] && !read_row(job, row)) fail(job, row);
         }
     }
@@ -324,6 +340,9 @@ static void run(Job *job, int threads)
     pthread_t started[MAX_THREADS];
     int count = 0;
     if (threads > MAX_THREADS) threads = MAX_THREADS;
+    job->stride = job->rows / ((threads > 1 ? threads : 1) * STRIDES_A_THREAD);
+    if (job->stride < 1) job->stride = 1;
+    if (job->stride > MAX_STRIDE) job->stride = MAX_STRIDE;
     while (count < threads - 1 && pthread_create(&started[count], NULL, work, job) == 0) count++;
     work(job);
     while (count > 0) pthread_join(started[--count], NULL);
@@ -339,7 +358,7 @@ static PyObject *read_rows(PyObject *args, int mapped)
     if (!parsed) return NULL;
     Py_ssize_t bytes = offsets.len;
     Job job = {.fd = fd, .base = mapped ? from.buf : NULL, .size = (size_t)from.len, .offsets = offsets.buf, .lengths = lengths.buf,
-               .places = places.buf, .checks = checks.buf, .out = out.buf, .seed = seed, .rows = bytes / 8, .next = 0, .failed = INT64_MAX};
+               .places = places.buf, .checks = checks.buf, .out = out.buf, .seed = seed, .rows = bytes / 8, .stride = 1, .next = 0, .failed = INT64_MAX};
     int ok = bytes % 8 == 0 && lengths.len == bytes && checks.len == bytes && places.len == bytes && fits(&job, out.len);
     if (ok && mapped && !install_handler()) {
         ok = 0;

@@ -26,8 +26,8 @@ try:
 except ImportError:
     native = None
 
-# A second thread pays above this many bytes: starting one costs about what reading and checking 100 KB does.
-BYTES_A_THREAD = 256 << 10
+# Bytes for each thread: starting one costs about what reading and checking 100 KB does, and small rows wait for memory anyway.
+BYTES_A_THREAD = 1 << 20
 MAX_THREADS = 4
 
 

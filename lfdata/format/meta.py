@@ -145,7 +145,12 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 def parse_manifest(file: object, data: bytes) -> Manifest:
     """Parse and check ``manifest.json``. Raises :class:`FormatError`."""
-    probe = decode_json(file, data, _Probe, "the manifest")
+    try:
+        probe = decode_json(file, data, _Probe, "the manifest")
+    except CorruptError as error:
+        raise CorruptError(
+            file, None, f"{error.reason}. `shard-builder repair` rebuilds the manifest from the shards"
+        ) from error
     if probe.format != "lfdata" or not probe.version:
         raise CorruptError(file, None, 'not an lfdata manifest: "format" is not "lfdata"')
     if probe.version[0] != MAJOR:

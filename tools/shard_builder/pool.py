@@ -30,6 +30,10 @@ Chunk = list[tuple[int, bytes]]
 START_SECONDS = 120.0
 # Whatever a dying or broken worker may have sent instead of a message.
 _BROKEN = (OSError, ValueError, OverflowError, MemoryError, msgspec.MsgspecError)
+# One thread a worker: parallelism is between processes, and libraries must not fight over the cores. glibc gives the memory of every
+# picture back to the kernel and takes it again for the next, which costs a quarter of the time: here it keeps up to 64 MiB instead.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+_KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 _MAIN = "import sys; sys.path += sys.argv[2:]; from shard_builder.worker import main; main(int(sys.argv[1]))"
 
 
@@ -116,13 +120,11 @@ class Pool:
     def _start(self) -> _Process:
         ours, theirs = socket.socketpair()
         with theirs:
-            # One thread a worker: parallelism is between processes, and libraries must not fight over the cores.
-            environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
             # A process group of its own: Ctrl-C reaches the converter only, which then ends its workers.
             process = subprocess.Popen(
                 worker_command(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
-                env=environment,
+                env=_KEEP_MEMORY | os.environ | _ENVIRONMENT,
                 stdin=subprocess.DEVNULL,
                 process_group=0,
             )

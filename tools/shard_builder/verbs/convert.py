@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from shard_builder.convert import Summary, convert
 from shard_builder.fields import load_mapping, parse_field
 from shard_builder.options import DUPLICATES, ON_ERROR, ConvertOptions
 from shard_builder.sources import open_source
+from shard_builder.sources.base import FieldSpec
 from shard_builder.target import ERRORS
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -117,7 +119,7 @@ def command(source: str, target: Path, **given: Any) -> None:
     )
     quiet = given["quiet"]
     if not quiet:
-        _say_hello(options, [f"{spec.name} ({spec.kind})" for spec in opened.fields])
+        _say_hello(options, opened.fields)
     with tqdm(unit=" samples", disable=True if quiet else None, file=sys.stderr, smoothing=0.1) as bar:
 
         def progress(done: int, total: int) -> None:
@@ -133,13 +135,15 @@ def _interrupt(_number: int, _frame: types.FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _say_hello(options: ConvertOptions, fields: list[str]) -> None:
-    found = pil_report()
-    versions = ", ".join(f"{name} {version}" for name, version in found.items() if version)
-    click.echo(f"fields: {', '.join(fields)}", err=True)
-    click.echo(f"images through {versions}; {options.worker_count} workers", err=True)
-    for warning in check_codec_versions():
-        click.echo(f"warning: {warning}", err=True)
+def _say_hello(options: ConvertOptions, fields: Sequence[FieldSpec]) -> None:
+    click.echo(
+        f"fields: {', '.join(f'{spec.name} ({spec.kind})' for spec in fields)}; {options.worker_count} workers", err=True
+    )
+    if any(spec.kind == "image" for spec in fields):
+        versions = ", ".join(f"{name} {version}" for name, version in pil_report().items() if version)
+        click.echo(f"images through {versions}", err=True)
+        for warning in check_codec_versions():
+            click.echo(f"warning: {warning}", err=True)
 
 
 def _say_summary(summary: Summary, target: Path, notes: dict[str, Any]) -> None:

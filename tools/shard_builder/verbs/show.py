@@ -53,6 +53,8 @@ def contact_sheet(
     data = _open(path)
     if field is not None and field not in data.schema:
         raise OptionError(f"{path}: no field {field!r}; there are {', '.join(data.schema) or 'none'}")
+    if indices is None and start >= max(1, data.manifest.rows):
+        raise OptionError(f"{path}: no sample {start}; there are {data.manifest.rows}, counted from 0")
     chosen = list(range(start, min(start + count, data.manifest.rows))) if indices is None else list(indices)
     columns = columns or max(1, math.ceil(math.sqrt(len(chosen))))
     lettering = _font(tile, font)
@@ -63,8 +65,7 @@ def contact_sheet(
         raise OptionError(f"a sheet of {width} x {height} pixels is too large; ask for fewer samples or smaller tiles")
     sheet = Image.new("RGB", (width, height), _PAGE)
     if not chosen:
-        what = "no samples" if not data.manifest.rows else f"no samples from {start} on"
-        sheet.paste(text_tile([what], tile, lettering), (GAP, GAP))
+        sheet.paste(text_tile(["no samples"], tile, lettering), (GAP, GAP))
     faults: list[dict[str, Any]] = []
     for number, index in enumerate(chosen):
         at = (GAP + number % columns * cell[0], GAP + number // columns * cell[1])

@@ -25,7 +25,8 @@ CASES = (
     (65_536, 6_000, 64),
     (110_000, 4_000, 64),
 )
-CALLS = 40
+# Bytes a repeat reads: some tenths of a second.
+REPEAT_BYTES = 512 << 20
 
 
 @click.command("read")
@@ -42,7 +43,7 @@ def command(repeats: int, threads: int | None, output: Path | None) -> None:
             f"{size:7} bytes a row: ratio {found['ratio']['median']:.2f} [{found['ratio']['min']:.2f}, {found['ratio']['max']:.2f}]"
             f"  ours {found['ours_rows_s']['median']:,.0f}/s  memmap {found['memmap_rows_s']['median']:,.0f}/s"
         )
-    options = {"repeats": repeats, "calls": CALLS, "threads": threads, "native": gather.native is not None}
+    options = {"repeats": repeats, "bytes": REPEAT_BYTES, "threads": threads, "native": gather.native is not None}
     click.echo(f"record: {save('read', options, results, output)}")
 
 
@@ -59,13 +60,15 @@ def _case(scratch: Path, size: int, rows: int, batch: int, repeats: int, threads
     if not np.array_equal(stored.values.reshape(batch, size), mapped[check]):
         raise click.ClickException("both subjects must give the same bytes")
 
+    count = max(40, REPEAT_BYTES // (size * batch))
+
     def timed(read: Callable[[Any], Any]) -> Callable[[], float]:
         def once() -> float:
-            calls = [rng.integers(0, rows, batch) for _ in range(CALLS)]
+            calls = [rng.integers(0, rows, batch) for _ in range(count)]
             start = time.perf_counter()
             for indices in calls:
                 read(indices)
-            return CALLS * batch / (time.perf_counter() - start)
+            return count * batch / (time.perf_counter() - start)
 
         return once
 

@@ -1,0 +1,82 @@
+"""``lfbench run``: one workload, several subjects, checked and measured beside each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from benchmarks.harness.report import table
+from benchmarks.harness.runner import SUBJECTS, Options, Runner, as_record, entries_of
+from benchmarks.harness.work import WORKLOADS, image_files
+from benchmarks.record import REPEATS, read, save
+
+
+def _names(_: click.Context, __: click.Parameter, text: str | None) -> list[str]:
+    names = [name.strip() for name in text.split(",")] if text else list(SUBJECTS)
+    known = {name.rstrip("_"): name for name in SUBJECTS} | {name: name for name in SUBJECTS}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise click.BadParameter(f"no subject {unknown[0]!r}; there are {', '.join(name.rstrip('_') for name in SUBJECTS)}")
+    return [known[name] for name in names]
+
+
+def _counts(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r}: numbers with commas, such as 1,2,4") from error
+
+
+@click.command("run")
+@click.argument("workload", type=click.Choice(tuple(WORKLOADS)))
+@click.option(
+    "--subjects", callback=_names, help="Names with commas (default: all); the first is what the others are compared with."
+)
+@click.option(
+    "--data",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    required=True,
+    help="Folder of JPEG files; `lfbench data` fetches one.",
+)
+@click.option("--repeats", default=REPEATS, show_default=True, type=click.IntRange(1))
+@click.option("--seconds", default=4.0, show_default=True, help="Least time a repeat is measured, in whole epochs.")
+@click.option("--workers", callback=_counts, help="Worker counts to sweep, such as 1,2 (default: each subject's own).")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--slow", default=0.0, help="Delay the last subject by this many seconds a sample, to see that it is found.")
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path))
+def command(
+    workload: str,
+    subjects: list[str],
+    data: Path,
+    repeats: int,
+    seconds: float,
+    workers: tuple[int, ...],
+    seed: int,
+    slow: float,
+    output: Path | None,
+) -> None:
+    """Measure SUBJECTS doing WORKLOAD on the pictures of a folder. docs/benchmarks.md says how."""
+    samples = len(image_files(data))
+    if not samples:
+        raise click.UsageError(f"{data}: no .jpg or .jpeg file in it")
+    options = Options(repeats=repeats, seconds=seconds, workers=workers, seed=seed)
+    runner = Runner(WORKLOADS[workload], data, options, lambda text: click.echo(text, err=True))
+    entries = entries_of(subjects, slow)
+    runner.all(entries)
+    about = {
+        "workload": workload,
+        "title": WORKLOADS[workload].title,
+        "data": data.name,
+        "data_digest": runner.digest,
+        "samples": samples,
+        "repeats": repeats,
+        "seconds": seconds,
+        "cores": runner.cores,
+        "seed": seed,
+    }
+    path = save(f"{workload}-{data.name}", about, as_record(entries), output)
+    click.echo(table(read(path)))
+    click.echo(f"record: {path}")
+    if all(entry.status != "ok" for entry in entries):
+        raise click.ClickException("no subject ran")
