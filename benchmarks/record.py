@@ -86,6 +86,21 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
     return summary([a / b for a, b in zip(ours, theirs, strict=True)])
 
 
+class RecordError(Exception):
+    """Not a record, or one that cannot be used as asked. The message says why."""
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A record as written by :func:`save`. Raises :class:`RecordError`."""
+    try:
+        found = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise RecordError(f"{path}: {error}") from error
+    if not isinstance(found, dict) or not {"options", "machine", "results", "date"} <= found.keys():
+        raise RecordError(f"{path}: not a record of lfbench")
+    return found
+
+
 def save(name: str, options: Mapping[str, Any], results: Any, output: Path | None) -> Path:
     """Write one record as JSON; by default to ``benchmarks/results/NAME.json``."""
     path = output or RESULTS / f"{name}.json"

@@ -1,0 +1,1 @@
+"""The harness behind ``lfbench run``: see docs/benchmarks.md."""

@@ -1,0 +1,133 @@
+"""Real data by recipe: Debian packages are fetched and unpacked, nothing is installed and nothing is committed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+TILE_WIDTH, TILE_HEIGHT = 512, 384
+_PHOTO_PACKAGES = (
+    "plasma-workspace-wallpapers",
+    "mate-backgrounds",
+    "lomiri-wallpapers-16.04",
+    "lomiri-wallpapers-20.04",
+    "ukui-wallpapers",
+)
+
+
+class RecipeError(Exception):
+    """A data set could not be fetched or made. The message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One data set: what it is, its licence, the packages it comes from, and what is made of them."""
+
+    about: str
+    licence: str
+    packages: tuple[str, ...]
+    build: Callable[[Path, Path], None]
+
+
+def _run(command: Sequence[str | Path], cwd: Path | None = None) -> None:
+    try:
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise RecipeError(f"{command[0]} is not installed (Debian packages: apt, dpkg, libjpeg-turbo-progs)") from error
+    if done.returncode:
+        raise RecipeError(f"{' '.join(map(str, command))}: {(done.stderr or done.stdout).strip()[-400:]}")
+
+
+def photos(unpacked: Path) -> list[Path]:
+    """JPEG photos of at least a megapixel, by path."""
+    found = []
+    for path in sorted(unpacked.rglob("*")):
+        if path.suffix.lower() in (".jpg", ".jpeg") and path.is_file() and not path.is_symlink():
+            with Image.open(path) as image:
+                if image.width * image.height >= 1_000_000:
+                    found.append(path)
+    return found
+
+
+def _flat(path: Path, root: Path) -> str:
+    return re.sub(r"\W+", "_", path.relative_to(root).with_suffix("").as_posix())[-80:]
+
+
+def _tiles(unpacked: Path, target: Path) -> None:
+    """Lossless, non-overlapping tiles of 512 x 384: the camera's own quantisation and subsampling stay."""
+    jobs = []
+    for photo in photos(unpacked):
+        with Image.open(photo) as image:
+            width, height = image.size
+        for y in range(0, height - TILE_HEIGHT + 1, TILE_HEIGHT):
+            for x in range(0, width - TILE_WIDTH + 1, TILE_WIDTH):
+                crop = f"{TILE_WIDTH}x{TILE_HEIGHT}+{x}+{y}"
+                out = target / f"{_flat(photo, unpacked)}_{x}_{y}.jpg"
+                jobs.append(["jpegtran", "-copy", "none", "-crop", crop, "-outfile", out, photo])
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(_run, jobs))
+
+
+def _photos(unpacked: Path, target: Path) -> None:
+    """Photos of at least 6 megapixels, as they are."""
+    for photo in photos(unpacked):
+        with Image.open(photo) as image:
+            large = image.width * image.height >= 6_000_000
+        if large:
+            shutil.copyfile(photo, target / f"{_flat(photo, unpacked)}.jpg")
+
+
+def _all(unpacked: Path, target: Path) -> None:
+    shutil.copytree(unpacked, target, symlinks=True, dirs_exist_ok=True)
+
+
+RECIPES = {
+    "tiles": Recipe(
+        "2,120 JPEG tiles of 512 x 384 cut without loss from 64 photos", "CC-BY(-SA), GPL", _PHOTO_PACKAGES, _tiles
+    ),
+    "photos": Recipe("photos of 6 megapixels and more", "CC-BY(-SA), GPL", _PHOTO_PACKAGES, _photos),
+    "stamps": Recipe("785 captioned PNG and 7,858 spoken captions", "GPL-2", ("tuxpaint-stamps-default",), _all),
+}
+
+
+def fetch(name: str, home: Path, say: Callable[[str], None]) -> Path:
+    """The data set's folder below ``home``, fetched and made if it is not there yet.
+
+    Raises:
+        RecipeError: a package could not be fetched, or a tool is missing.
+    """
+    recipe, target = RECIPES[name], home / "data" / name
+    if target.is_dir():
+        return target
+    packages, unpacked = home / "packages", home / "unpacked"
+    for package in recipe.packages:
+        place = unpacked / package
+        if place.is_dir():
+            continue
+        packages.mkdir(parents=True, exist_ok=True)
+        say(f"fetching {package}")
+        _run(["apt-get", "download", package], packages)
+        found = sorted(packages.glob(f"{package}_*.deb"))
+        if not found:
+            raise RecipeError(f"apt-get download {package} left no package in {packages}")
+        half = unpacked / f".{package}"
+        shutil.rmtree(half, ignore_errors=True)
+        half.mkdir(parents=True)
+        _run(["dpkg-deb", "-x", found[-1], half])
+        half.rename(place)
+    say(f"making {name}: {recipe.about}")
+    half = target.with_name(f".{name}")
+    shutil.rmtree(half, ignore_errors=True)
+    half.mkdir(parents=True)
+    for package in recipe.packages:
+        recipe.build(unpacked / package, half)
+    half.rename(target)
+    return target

@@ -1,0 +1,50 @@
+"""Which interpreter runs a subject: its own environment where one was made, else this one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+HOME = Path(os.environ.get("LFBENCH_HOME", Path(__file__).resolve().parents[2] / "bench-data"))
+"""Where environments, fetched data and prepared formats are kept; ignored by git."""
+
+# What to install beside the packages of this environment, by subject. Versions as published by 2026-11.
+PACKAGES = {
+    "torch_simplejpeg": ("simplejpeg", "opencv-python-headless"),
+    "lfdata_reader": ("simplejpeg", "opencv-python-headless"),
+    "webdataset_": ("webdataset", "simplejpeg", "opencv-python-headless"),
+    "streaming_": ("mosaicml-streaming", "simplejpeg", "opencv-python-headless"),
+    "litdata_": ("litdata", "simplejpeg", "opencv-python-headless"),
+    "spdl_": ("spdl",),
+    "dali_cpu": ("nvidia-dali-cuda120",),
+    "grain_": ("grain", "array_record", "simplejpeg", "opencv-python-headless"),
+    "ffcv_": ("ffcv",),
+}
+
+
+def environment(subject: str) -> Path:
+    """Directory of a subject's own environment."""
+    return HOME / "envs" / subject
+
+
+def interpreter(subject: str) -> str:
+    """The Python that runs a subject."""
+    own = environment(subject) / "bin" / "python"
+    return str(own) if own.exists() else sys.executable
+
+
+def make(subject: str) -> None:
+    """Make a subject's environment: its packages first, then whatever this environment has (torch among it).
+
+    Raises:
+        subprocess.CalledProcessError: pip or venv failed; what they said is on stderr.
+    """
+    place = environment(subject)
+    subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    # Found after the environment's own packages, so that those win.
+    (place / "lib" / version / "site-packages" / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    subprocess.run([str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", *PACKAGES[subject]], check=True)

@@ -1,0 +1,117 @@
+"""Whether a subject does the work: every key once, shapes and dtypes, pixels or the distribution of crops."""
+
+from __future__ import annotations
+
+import io
+import math
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from benchmarks.harness.statistics import kolmogorov_smirnov_p
+from benchmarks.harness.work import Workload, centre, draw_crop, image_files, resized
+
+RAMP_WIDTH, RAMP_HEIGHT, RAMPS = 512, 384, 512
+P_LIMIT = 0.001
+
+
+class WrongWorkError(Exception):
+    """A subject does something else than the workload. The message says what."""
+
+
+def check_keys(work: Workload, answer: dict[str, Any], samples: int) -> None:
+    """Every key exactly once an epoch, in the shapes and dtypes of the workload."""
+    for epoch, keys in enumerate(answer["keys"]):
+        counts = Counter(keys)
+        missing = samples - sum(0 <= key < samples for key in counts)
+        again = [key for key, count in counts.items() if count > 1]
+        foreign = [key for key in counts if not 0 <= key < samples]
+        if missing or again or foreign:
+            raise WrongWorkError(
+                f"epoch {epoch}: of {samples} keys {missing} are missing, {len(again)} come more than once"
+                + (f" (first: {again[0]})" if again else "")
+                + (f", {len(foreign)} are unknown (first: {foreign[0]})" if foreign else "")
+            )
+    wanted = sorted([name, list(shape), dtype] for name, (shape, dtype) in work.arrays.items())
+    found = sorted([name, list(shape), dtype] for name, shape, dtype in answer["kinds"])
+    if found != wanted:
+        raise WrongWorkError(f"arrays are {found}; the workload asks for {wanted}")
+
+
+def reference(path: Path) -> NDArray[np.uint8]:
+    """W2's picture: full decode, antialiased bilinear resize, centre crop."""
+    image: Any = Image.open(path).convert("RGB")
+    image = image.resize(resized(*image.size), Image.Resampling.BILINEAR)
+    x, y = centre(*image.size)
+    return np.asarray(image.crop((x, y, x + 224, y + 224)))
+
+
+def check_pixels(work: Workload, source: Path, kept: Path) -> dict[str, float]:
+    """Compare the kept pictures with the reference: worst mean absolute difference, median PSNR in dB."""
+    files = image_files(source)
+    found = np.load(kept)
+    worst, psnr = 0.0, []
+    for key, image in zip(found["keys"].tolist(), found["image"], strict=True):
+        difference = image.astype(np.float64) - reference(files[key])
+        mean = float(np.abs(difference).mean())
+        if mean > work.tolerance:
+            raise WrongWorkError(
+                f"key {key} ({files[key].name}): mean absolute difference {mean:.1f} from the reference; "
+                f"{work.tolerance:g} is allowed"
+            )
+        worst = max(worst, mean)
+        psnr.append(10 * math.log10(255**2 / max(1e-9, float((difference**2).mean()))))
+    if not psnr:
+        raise WrongWorkError("no picture to compare")
+    return {"compared": len(psnr), "worst_mean_difference": worst, "median_psnr_db": float(np.median(psnr))}
+
+
+def write_ramps(folder: Path) -> None:
+    """Pictures whose red is the x coordinate and whose green is the y coordinate, so that a crop tells where it comes from."""
+    folder.mkdir(parents=True)
+    x = np.linspace(0, 255, RAMP_WIDTH)[None, :].repeat(RAMP_HEIGHT, 0)
+    y = np.linspace(0, 255, RAMP_HEIGHT)[:, None].repeat(RAMP_WIDTH, 1)
+    pixels = np.stack([x, y, np.full_like(x, 128)], 2).round().astype(np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "JPEG", quality=98, subsampling=0)
+    for number in range(RAMPS):
+        (folder / f"{number:06d}.jpg").write_bytes(out.getvalue())
+
+
+def rectangle(image: NDArray[np.uint8]) -> tuple[float, float, bool]:
+    """Width and height in source pixels of the crop of a ramp picture, and whether it was flipped."""
+    size = len(image)
+    at = np.arange(size)
+    inner = slice(size // 8, size - size // 8)  # edges are extrapolated by some filters
+    x = np.polyfit(at[inner], image[:, inner, 0].mean(0), 1)[0] * size * (RAMP_WIDTH - 1) / 255
+    y = np.polyfit(at[inner], image[inner, :, 1].mean(1), 1)[0] * size * (RAMP_HEIGHT - 1) / 255
+    return abs(x), abs(y), bool(x < 0)
+
+
+def check_crops(kept: Path) -> dict[str, float]:
+    """Compare the crops of the ramp pictures with the stated distribution."""
+    images = np.load(kept)["image"]
+    crops = [rectangle(image) for image in images]
+    rng = random.Random(0)
+    drawn = [draw_crop(rng, RAMP_WIDTH, RAMP_HEIGHT)[2:] for _ in range(20 * len(crops))]
+    flips = sum(flipped for _, _, flipped in crops) / len(crops)
+    result = {
+        "crops": len(crops),
+        "area_p": kolmogorov_smirnov_p([math.log(w * h) for w, h, _ in crops], [math.log(w * h) for w, h in drawn]),
+        "aspect_p": kolmogorov_smirnov_p([math.log(w / h) for w, h, _ in crops], [math.log(w / h) for w, h in drawn]),
+        "flips": flips,
+    }
+    for name in ("area_p", "aspect_p"):
+        if result[name] < P_LIMIT:
+            raise WrongWorkError(
+                f"the distribution of crop {name[:-2]}s is not the stated one (Kolmogorov-Smirnov p {result[name]:.1g})"
+            )
+    # Four standard deviations of a fair coin.
+    if abs(flips - 0.5) > 2 / math.sqrt(len(crops)):
+        raise WrongWorkError(f"{flips:.0%} of the pictures were flipped; half should be")
+    return result

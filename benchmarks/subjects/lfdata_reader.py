@@ -1,0 +1,60 @@
+"""This package's reader under torch's DataLoader: stored bytes of a whole batch in one call, decoded by libjpeg-turbo and OpenCV."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.work import Batch, Settings, Workload, image_files
+from benchmarks.subjects import torch_pil
+from benchmarks.subjects.pixels import with_turbo
+
+TITLE = "lfdata reader + simplejpeg + cv2"
+IMPORTS = ("torch.utils.data", "lfdata.dataset", "simplejpeg", "cv2")
+FORMAT = "lfdata-keep"
+WORKLOADS = ("W1", "W2")
+workers = torch_pil.workers
+
+
+def prepare(workload: Workload, source: Path, target: Path) -> None:
+    """Shards with the JPEG bytes as they are."""
+    table = target / "table.jsonl"
+    rows = (json.dumps({"key": f"{key:08d}", "file": str(path), "n": key}) for key, path in enumerate(image_files(source)))
+    table.write_text("\n".join(rows))
+    fields = ["--field", "image:image=file@file,codec=keep", "--field", "n:scalar=n,dtype=int64"]
+    subprocess.run(
+        [sys.executable, "-m", "shard_builder.cli", "convert", str(table), str(target / "shards"), "--quiet", *fields],
+        check=True,
+    )
+    table.unlink()
+
+
+class Stored:
+    """Map-style data set that is asked for a batch at a time."""
+
+    def __init__(self, work: Workload, path: Path) -> None:
+        from lfdata import ShardDataset
+
+        self.dataset = ShardDataset(path, ["image", "n"])
+        self.work = work
+        self.decode: Callable[[bytes], Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[int, Any]]:
+        """Samples of a batch."""
+        if self.decode is None:
+            self.decode = with_turbo(self.work)
+        found = self.dataset.read_many(indices, decode=False)
+        images = found["image"]
+        return [(int(n), self.decode(images[row])) for row, n in enumerate(found["n"])]
+
+
+def batches(workload: Workload, prepared: Path, settings: Settings) -> Iterator[Iterator[Batch]]:
+    """Epochs without end."""
+    return torch_pil.epochs(Stored(workload, prepared / "shards"), workload, settings)

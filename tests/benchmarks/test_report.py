@@ -1,0 +1,119 @@
+"""Tables and comparisons come from records, and the documents agree with the records."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.commands import compare_, report_
+from benchmarks.harness import report
+from benchmarks.record import RecordError, read, summary
+
+
+def _figure(values: list[float]) -> dict[str, Any]:
+    return summary(values) | {"repeats": values}
+
+
+def _record(**rates: list[float]) -> dict[str, Any]:
+    results = {
+        name: {
+            "subject": name, "title": name.upper(), "status": "ok", "reason": "", "workers": 2, "bytes_sample": 1234.0,
+            "samples_s": _figure(values), "cpu_s_1000": _figure([1.5] * 5), "first_batch_s": _figure([0.2] * 5),
+            "memory_mib": {"anonymous_shared": 321.0, "file": 9.0, "samples": 3},
+        }
+        for name, values in rates.items()
+    }  # fmt: skip
+    return {
+        "options": {
+            "workload": "W2",
+            "title": "t",
+            "samples": 10,
+            "data": "d",
+            "data_digest": "x",
+            "repeats": 5,
+            "seconds": 4,
+            "cores": 2,
+        },
+        "machine": {"cpu": "c", "cores": 2},
+        "date": "2026-11-29T00:00:00",
+        "results": results,
+    }
+
+
+BASE = [100.0, 101.0, 99.0, 102.0, 98.0]
+
+
+def test_compare_flags_what_is_outside_the_spread() -> None:
+    before = _record(same=BASE, slow=BASE, fast=BASE, gone=BASE)
+    after = _record(same=[x + 0.5 for x in BASE], slow=[x * 0.9 for x in BASE], fast=[x * 1.3 for x in BASE])
+    after["results"]["gone"] = {"title": "", "status": "absent", "reason": "no module"}
+    lines, slower = report.compare(before, after)
+    assert [line.rsplit(": ", 1)[1] for line in lines[:3]] == ["no difference shown", "SLOWER", "FASTER"]
+    assert "was ok, is absent: no module" in lines[3]
+    assert slower == ["slow"]
+
+
+def test_compare_refuses_what_cannot_be_compared() -> None:
+    before, after = _record(a=BASE), _record(a=BASE)
+    after["machine"]["cpu"] = "another"
+    with pytest.raises(RecordError, match="differ in cpu"):
+        report.compare(before, after)
+    assert report.compare(before, after, any_machine=True)
+    after["options"]["workload"] = "W1"
+    with pytest.raises(RecordError, match="workload"):
+        report.compare(before, after, any_machine=True)
+    with pytest.raises(RecordError, match="no subject"):
+        report.compare(before, _record(b=BASE))
+
+
+def test_the_command_compares(tmp_path: Path) -> None:
+    for name, record in {"a": _record(x=BASE), "b": _record(x=[x / 2 for x in BASE]), "c": {"options": 1}}.items():
+        (tmp_path / name).write_bytes(msgspec.json.encode(record))
+    (tmp_path / "d").write_text("{")
+    run = CliRunner().invoke(compare_.command, [str(tmp_path / "a"), str(tmp_path / "b"), "--fail"])
+    assert run.exit_code == 1 and "x: 0.500 of the samples/s before" in run.output and "SLOWER" in run.output
+    assert CliRunner().invoke(compare_.command, [str(tmp_path / "a"), str(tmp_path / "a"), "--fail"]).exit_code == 0
+    for bad in ("c", "d"):
+        run = CliRunner().invoke(compare_.command, [str(tmp_path / "a"), str(tmp_path / bad)])
+        assert run.exit_code == 2 and f"{tmp_path / bad}:" in run.output
+
+
+def test_a_table_says_who_did_not_run() -> None:
+    record = _record(a=BASE, b=[x / 2 for x in BASE])
+    record["results"]["b"]["first_over_this"] = {"of": "a", "ratio": 2.0, "p": 0.008, "differs": True}
+    record["results"]["c"] = {"title": "C", "status": "absent", "reason": "trace\nModuleNotFoundError: No module named 'c'"}
+    lines = report.table(record).splitlines()
+    assert lines[2].startswith("| A | 1 | 100 [98, 102] | 1.50 [1.50, 1.50] | 321 | 0.20 [0.20, 0.20] | 1.2 | 2 |")
+    assert lines[3].startswith("| B | 2.00 | 50 [49, 51] |")
+    assert lines[4].startswith("| C | absent: ModuleNotFoundError: No module named 'c' |")
+    record["results"]["b"]["first_over_this"]["differs"] = False
+    assert "2.00 (no difference shown)" in report.table(record)
+
+
+def test_markers_are_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = _record(a=BASE)
+    (tmp_path / "W2-x.json").write_bytes(msgspec.json.encode(record))
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    text = "before\n<!-- record: W2-x -->\n<!-- end -->\nafter\n"
+    filled = report.updated(text)
+    assert filled == f"before\n<!-- record: W2-x -->\n{report.table(record)}\n<!-- end -->\nafter\n"
+    assert report.updated(filled) == filled
+    changed = copy.deepcopy(record)
+    changed["results"]["a"]["samples_s"]["median"] = 7
+    (tmp_path / "W2-x.json").write_bytes(msgspec.json.encode(changed))
+    assert report.updated(filled) != filled
+
+
+def test_the_documents_are_as_the_records_say() -> None:
+    run = CliRunner().invoke(report_.command, ["--check"])
+    assert run.exit_code == 0, run.output
+
+
+def test_every_committed_run_is_a_record() -> None:
+    for path in report.RESULTS.glob("W*.json"):
+        assert report.table(read(path)).count("\n") >= 3

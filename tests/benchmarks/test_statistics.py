@@ -1,0 +1,60 @@
+"""The rule that says two series differ."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from benchmarks.harness.statistics import kolmogorov_smirnov_p, rank_sum_p, verdict
+
+
+def _by_counting(a: list[float], b: list[float]) -> float:
+    """The same p by going through every way the values could have been dealt out."""
+    values = a + b
+    observed = sum(x > y for x in a for y in b)
+    extreme = min(observed, len(a) * len(b) - observed)
+    splits = list(itertools.combinations(range(len(values)), len(a)))
+    hits = 0
+    for split in splits:
+        ours = [values[i] for i in split]
+        theirs = [values[i] for i in range(len(values)) if i not in split]
+        u = sum(x > y for x in ours for y in theirs)
+        hits += min(u, len(a) * len(b) - u) <= extreme
+    return hits / len(splits)
+
+
+@pytest.mark.parametrize(("m", "n"), [(5, 5), (3, 6), (1, 4)])
+def test_rank_sum_is_exact(m: int, n: int) -> None:
+    rng = random.Random(m * 10 + n)
+    for shift in (0.0, 0.5, 3.0):
+        a, b = [rng.gauss(shift, 1) for _ in range(m)], [rng.gauss(0, 1) for _ in range(n)]
+        assert rank_sum_p(a, b) == pytest.approx(_by_counting(a, b))
+        assert rank_sum_p(b, a) == pytest.approx(rank_sum_p(a, b))
+
+
+def test_what_is_called_a_difference() -> None:
+    base = [100.0, 101.0, 99.0, 102.0, 98.0]
+    assert verdict(base, [x * 0.9 for x in base])[2]
+    assert not verdict(base, [x * 1.001 for x in base])[2]
+    assert not verdict(base, base)[2]
+    # Apart, but by too little to matter; far apart, but with too few repeats to know.
+    close = [100.0, 100.1, 100.2, 100.3, 100.4]
+    assert not verdict(close, [x + 0.6 for x in close])[2]
+    assert not verdict([100.0, 101.0], [50.0, 51.0])[2]
+
+
+def test_equal_series_are_rarely_called_different() -> None:
+    rng = random.Random(4)
+    wrong = sum(verdict([rng.gauss(100, 5) for _ in range(5)], [rng.gauss(100, 5) for _ in range(5)])[2] for _ in range(2000))
+    assert wrong / 2000 < 0.015
+
+
+def test_kolmogorov_smirnov() -> None:
+    rng = random.Random(5)
+    a, b = [rng.random() for _ in range(800)], [rng.random() for _ in range(8000)]
+    assert kolmogorov_smirnov_p(a, b) > 0.01
+    assert kolmogorov_smirnov_p([x**1.2 for x in a], b) < 0.001
+    assert kolmogorov_smirnov_p(a, a) == 1.0
+    assert kolmogorov_smirnov_p([0.0] * 50, [1.0] * 50) < 1e-9

@@ -1,0 +1,115 @@
+"""The harness finds out when a subject does other work."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.harness import verify
+from benchmarks.harness.verify import WrongWorkError
+from benchmarks.harness.work import WORKLOADS, draw_crop, image_files
+
+W1, W2 = WORKLOADS["W1"], WORKLOADS["W2"]
+KINDS = [("image", (224, 224, 3), "uint8")]
+
+
+def test_every_key_once() -> None:
+    verify.check_keys(W2, {"keys": [[2, 0, 1], [0, 1, 2]], "kinds": KINDS}, 3)
+    for keys, words in [
+        ([[0, 1]], "1 are missing"),
+        ([[0, 1, 2, 2]], r"1 come more than once \(first: 2\)"),
+        ([[0, 1, 2, 7]], r"1 are unknown \(first: 7\)"),
+        ([[0, 1, 2], []], "epoch 1: of 3 keys 3 are missing"),
+    ]:
+        with pytest.raises(WrongWorkError, match=words):
+            verify.check_keys(W2, {"keys": keys, "kinds": KINDS}, 3)
+
+
+@pytest.mark.parametrize(
+    "kind", [("image", (3, 224, 224), "uint8"), ("image", (224, 224, 3), "float32"), ("picture", (224, 224, 3), "uint8")]
+)
+def test_shapes_and_dtypes(kind: Any) -> None:
+    with pytest.raises(WrongWorkError, match="the workload asks for"):
+        verify.check_keys(W2, {"keys": [[0]], "kinds": [kind]}, 1)
+
+
+def _picture(path: Path, seed: int) -> None:
+    small = np.random.default_rng(seed).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+    Image.fromarray(small).resize((512, 384), Image.Resampling.BICUBIC).save(path, quality=92)
+
+
+def test_pixels_are_compared_with_the_reference(tmp_path: Path) -> None:
+    for number in range(3):
+        _picture(tmp_path / f"{number}.jpg", number)
+    files = image_files(tmp_path)
+    right = np.stack([verify.reference(path) for path in files])
+    assert right.shape == (3, 224, 224, 3)
+    np.savez(tmp_path / "kept.npz", keys=np.arange(3), image=right)
+    assert verify.check_pixels(W2, tmp_path, tmp_path / "kept.npz")["worst_mean_difference"] == 0
+    # Rows for other keys, a crop two pixels off, another colour order.
+    for wrong in (right[[1, 0, 2]], np.roll(right, 2, 2), right[..., ::-1]):
+        np.savez(tmp_path / "kept.npz", keys=np.arange(3), image=wrong)
+        with pytest.raises(WrongWorkError, match=r"key 0 \(0.jpg\): mean absolute difference"):
+            verify.check_pixels(W2, tmp_path, tmp_path / "kept.npz")
+    np.savez(tmp_path / "kept.npz", keys=np.arange(0), image=right[:0])
+    with pytest.raises(WrongWorkError, match="no picture"):
+        verify.check_pixels(W2, tmp_path, tmp_path / "kept.npz")
+
+
+@pytest.fixture(scope="module")
+def ramp(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("ramps") / "pictures"
+    verify.write_ramps(folder)
+    files = image_files(folder)
+    assert len(files) == verify.RAMPS
+    return Image.open(files[0]).convert("RGB")
+
+
+@pytest.mark.parametrize("resample", [Image.Resampling.BILINEAR, Image.Resampling.BOX, Image.Resampling.NEAREST])
+def test_a_crop_is_read_off_a_ramp(ramp: Any, resample: Any) -> None:
+    for x, y, w, h in [(0, 0, 512, 384), (10, 20, 150, 130), (200, 100, 260, 200), (3, 5, 380, 290)]:
+        image = ramp.crop((x, y, x + w, y + h)).resize((224, 224), resample)
+        width, height, flipped = verify.rectangle(np.asarray(image))
+        assert (width, height, flipped) == (pytest.approx(w, rel=0.02), pytest.approx(h, rel=0.02), False)
+        assert verify.rectangle(np.asarray(image)[:, ::-1])[2]
+
+
+def _crops(ramp: Any, path: Path, draw: Any, flip: float = 0.5, count: int = 600) -> Path:
+    rng = random.Random(7)
+    images = []
+    for _ in range(count):
+        x, y, w, h = draw(rng)
+        image = np.asarray(ramp.crop((x, y, x + w, y + h)).resize((224, 224), Image.Resampling.BILINEAR))
+        images.append(image[:, ::-1] if rng.random() < flip else image)
+    np.savez(path, image=np.stack(images))
+    return path
+
+
+def _narrow(rng: random.Random) -> tuple[int, int, int, int]:
+    while True:
+        x, y, w, h = draw_crop(rng, 512, 384)
+        if w * h >= 0.25 * 512 * 384:  # scale=(0.25, 1) rather than (0.08, 1)
+            return x, y, w, h
+
+
+def _square(rng: random.Random) -> tuple[int, int, int, int]:
+    x, y, w, h = draw_crop(rng, 512, 384)
+    side = min(round((w * h) ** 0.5), 384)
+    return min(x, 512 - side), min(y, 384 - side), side, side
+
+
+def test_distributions_of_crops(ramp: Any, tmp_path: Path) -> None:
+    found = verify.check_crops(_crops(ramp, tmp_path / "right.npz", lambda rng: draw_crop(rng, 512, 384)))
+    assert found["crops"] == 600
+    for name, draw, flip, words in [
+        ("narrow", _narrow, 0.5, "crop areas"),
+        ("square", _square, 0.5, "crop aspects"),
+        ("never flipped", lambda rng: draw_crop(rng, 512, 384), 0.0, "flipped"),
+    ]:
+        with pytest.raises(WrongWorkError, match=words):
+            verify.check_crops(_crops(ramp, tmp_path / f"{name}.npz", draw, flip))
