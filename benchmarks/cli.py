@@ -1,4 +1,4 @@
-"""The command ``lfbench``: measures the package on this machine and writes JSON records."""
+"""The command ``lfbench``: measures the package and its peers on this machine and writes JSON records."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import importlib
 
 import click
 
-WORKLOADS = ("convert", "read", "open", "sizes", "layout")
+COMMANDS = ("run", "compare", "report", "data", "environment", "convert", "read", "open", "sizes", "layout")
 
 
-class _Workloads(click.Group):
+class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
-        return list(WORKLOADS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         del ctx
-        if cmd_name not in WORKLOADS:
+        if cmd_name not in COMMANDS:
             return None
         command = importlib.import_module(f"benchmarks.commands.{cmd_name}_").command
         assert isinstance(command, click.Command)
         return command
 
 
-@click.group(cls=_Workloads, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="lfdata")
 def main() -> None:
-    """Measure lfdata against bare loops over the same work. Repeats are interleaved; every repeat is in the record."""
+    """Measure lfdata beside its peers (run) and against bare loops (the rest). Repeats are interleaved; all are in the record."""
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -22,6 +23,16 @@ PACKAGES = {
     "dali_cpu": ("nvidia-dali-cuda120",),
     "grain_": ("grain", "array_record", "simplejpeg", "opencv-python-headless"),
     "ffcv_": ("ffcv",),
+}
+
+# Some peers require torchvision for classes that no subject uses, and its published builds do not import beside every torch. Where this
+# environment has none, the subjects' environments get these files: enough to import, and for pip not to fetch it and another torch.
+TORCHVISION = {
+    "torchvision-0.20.dist-info/METADATA": "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.20\n",
+    "torchvision/__init__.py": "",
+    "torchvision/datasets.py": "class VisionDataset: ...\n",
+    "torchvision/transforms/__init__.py": "",
+    "torchvision/transforms/functional.py": "to_tensor = None\n",
 }
 
 
@@ -45,6 +56,10 @@ def make(subject: str) -> None:
     place = environment(subject)
     subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = place / "lib" / version / "site-packages"
     # Found after the environment's own packages, so that those win.
-    (place / "lib" / version / "site-packages" / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (packages / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    for name, text in TORCHVISION.items() if importlib.util.find_spec("torchvision") is None else ():
+        (packages / name).parent.mkdir(parents=True, exist_ok=True)
+        (packages / name).write_text(text)
     subprocess.run([str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", *PACKAGES[subject]], check=True)

@@ -21,7 +21,18 @@ from benchmarks.harness.verify import WrongWorkError
 from benchmarks.harness.work import WORKLOADS, Workload, image_files
 from benchmarks.record import summary
 
-SUBJECTS = ("lfdata_reader", "torch_pil", "torch_simplejpeg", "webdataset_")
+SUBJECTS = (
+    "lfdata_reader",
+    "torch_pil",
+    "torch_simplejpeg",
+    "webdataset_",
+    "streaming_",
+    "litdata_",
+    "spdl_",
+    "dali_cpu",
+    "grain_",
+    "ffcv_",
+)
 COMPARED = 64
 Say = Callable[[str], None]
 

@@ -23,9 +23,12 @@ workers = torch_pil.workers
 def prepare(workload: Workload, source: Path, target: Path) -> None:
     """Shards with the JPEG bytes as they are."""
     table = target / "table.jsonl"
-    rows = (json.dumps({"key": f"{key:08d}", "file": str(path), "n": key}) for key, path in enumerate(image_files(source)))
+    rows = (
+        json.dumps({"key": f"{key:08d}", "file": str(path.relative_to(source)), "n": key})
+        for key, path in enumerate(image_files(source))
+    )
     table.write_text("\n".join(rows))
-    fields = ["--field", "image:image=file@file,codec=keep", "--field", "n:scalar=n,dtype=int64"]
+    fields = ["--field", "image:image=file@file,codec=keep", "--field", "n:scalar=n,dtype=int64", "-s", f"root={source}"]
     subprocess.run(
         [sys.executable, "-m", "shard_builder.cli", "convert", str(table), str(target / "shards"), "--quiet", *fields],
         check=True,

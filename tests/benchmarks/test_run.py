@@ -39,6 +39,7 @@ def _run(*arguments: object) -> Any:
     return CliRunner().invoke(run_.command, [str(argument) for argument in arguments])
 
 
+@pytest.mark.slow
 def test_a_planted_slowdown_is_found(pictures: Path, home: Path) -> None:
     output = home / "record.json"
     common = ("--data", pictures, "--seconds", "0.05", "--workers", "0", "--output", output)
@@ -55,12 +56,12 @@ def test_a_planted_slowdown_is_found(pictures: Path, home: Path) -> None:
 
 def test_the_package_does_the_work(pictures: Path, home: Path) -> None:
     pytest.importorskip("simplejpeg")
-    run = _run("W1", "--subjects", "lfdata_reader,torch_simplejpeg,webdataset", "--data", pictures, "--seconds", "0.01", "--workers", "0,1",
-               "--repeats", "1", "--output", home / "r.json")  # fmt: skip
+    options = ("--data", pictures, "--seconds", "0.01", "--workers", "1", "--repeats", "1", "--output", home / "r.json")
+    run = _run("W1", "--subjects", "lfdata_reader,webdataset", *options)
     assert run.exit_code == 0, run.output
     for name, found in json.loads((home / "r.json").read_text())["results"].items():
         assert found["status"] == "ok", (name, found["reason"])
-        assert found["check"]["crops"] == 1024 and found["bytes_sample"] > 1000 and set(found["sweep"]) == {"0", "1"}
+        assert found["check"]["crops"] == 1024 and found["bytes_sample"] > 1000 and set(found["sweep"]) == {"1"}
 
 
 def test_usage(tmp_path: Path, pictures: Path) -> None:
