@@ -62,6 +62,7 @@ def command(
         raise click.UsageError(f"{data}: no .jpg or .jpeg file in it")
     options = Options(repeats=repeats, seconds=seconds, workers=workers, seed=seed)
     runner = Runner(WORKLOADS[workload], data, options, lambda text: click.echo(text, err=True))
+    floor = runner.memcpy()
     entries = entries_of(subjects, slow)
     runner.all(entries)
     about = {
@@ -74,6 +75,7 @@ def command(
         "seconds": seconds,
         "cores": runner.cores,
         "seed": seed,
+        "floor_memcpy_samples_s": floor,
     }
     path = save(f"{workload}-{data.name}", about, as_record(entries), output)
     click.echo(table(read(path)))

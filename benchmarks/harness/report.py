@@ -41,9 +41,11 @@ def table(record: dict[str, Any]) -> str:
         )
     about, machine = record["options"], record["machine"]
     rows.append("")
+    floor = about["floor_memcpy_samples_s"]["median"]
     rows.append(
-        f"{about['workload']}, {about['title']}: {about['samples']:,} pictures of `{about['data']}`, {about['repeats']} interleaved repeats "
-        f"on {about['cores']} cores of {machine['cpu']}, {record['date'][:10]}. The ratio is the first subject's rate over this one's."
+        f"{about['workload']}, {about['title']}: {about['samples']:,} pictures of `{about['data']}`, {about['repeats']} interleaved "
+        f"repeats on {about['cores']} cores of {machine['cpu']}, {record['date'][:10]}. The ratio is the first subject's rate over "
+        f"this one's. Copying the outputs from memory to memory: {floor:,.0f} samples/s."
     )
     return "\n".join(rows)
 

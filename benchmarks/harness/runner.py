@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from benchmarks.harness import verify
 from benchmarks.harness.environments import HOME
@@ -23,6 +24,7 @@ from benchmarks.record import summary
 
 SUBJECTS = (
     "lfdata_reader",
+    "bare_calls",
     "torch_pil",
     "torch_simplejpeg",
     "webdataset_",
@@ -144,6 +146,18 @@ class Runner:
             entry.result["check"] = verify.check_crops(kept)
         finally:
             kept.unlink(missing_ok=True)
+
+    def memcpy(self) -> dict[str, float]:
+        """Samples/s of copying one batch's arrays from memory to memory on one thread: no loader that fills a buffer is faster."""
+        arrays = [np.zeros((self.work.batch, *shape), dtype) for shape, dtype in self.work.arrays.values()]
+        copies = [np.empty_like(array) for array in arrays]
+        rates = []
+        for _ in range(21):
+            begin = time.perf_counter()
+            for array, copied in zip(arrays, copies, strict=True):
+                np.copyto(copied, array)
+            rates.append(self.work.batch / (time.perf_counter() - begin))
+        return summary(rates[1:])
 
     def measure(self, entry: Entry, workers: int, seed: int = 0, memory: Memory | None = None) -> dict[str, Any]:
         """One measured run."""

@@ -38,6 +38,7 @@ def _record(**rates: list[float]) -> dict[str, Any]:
             "repeats": 5,
             "seconds": 4,
             "cores": 2,
+            "floor_memcpy_samples_s": {"median": 5.0},
         },
         "machine": {"cpu": "c", "cores": 2},
         "date": "2026-11-29T00:00:00",
