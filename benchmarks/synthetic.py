@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,26 @@ from lfdata.format.writer import GROUP_BYTES, ShardWriter
 
 def write_bytes_dataset(path: Path, rows: NDArray[Any], group_bytes: int = GROUP_BYTES) -> None:
     """One shard with one ``bytes`` field ``value``: row i of a (rows, size) uint8 array."""
+    values = (Encoded(row.tobytes()) for row in rows)
+    _write_one_shard(path, FieldMeta("value", "bytes"), values, group_bytes)
+
+
+def write_tokens_dataset(path: Path, rows: NDArray[np.uint16]) -> None:
+    """One shard with one ``tokens`` field ``tokens``: row i of a (rows, length) uint16 array."""
+    field = FieldMeta("tokens", "tokens", {"dtype": "uint16", "vocab": 1 << 16})
+    _write_one_shard(path, field, (Encoded(row.astype("<u2").tobytes(), {"tokens": len(row)}) for row in rows))
+
+
+def _write_one_shard(path: Path, field: FieldMeta, values: Iterable[Encoded], group_bytes: int = GROUP_BYTES) -> None:
     path.mkdir(parents=True, exist_ok=True)
-    fields = (FieldMeta("value", "bytes"),)
-    writer = ShardWriter(path / "s.lfd", fields, bytes(15) + b"\1", group_bytes=group_bytes)
-    for number in range(len(rows)):
-        writer.add(b"%d" % number, {"value": Encoded(rows[number].tobytes())})
-    written = writer.finish(ShardMeta(fields=fields))
-    entry = ShardEntry("s.lfd", (bytes(15) + b"\1").hex(), written.rows, written.bytes, written.tail, written.sha256)
-    Files().write_file(
-        path / MANIFEST, encode_manifest(Manifest(len(rows), fields, (entry,), {"value": written.statistics["value"]}))
-    )
+    identity = bytes(15) + b"\1"
+    writer = ShardWriter(path / "s.lfd", (field,), identity, group_bytes=group_bytes)
+    for number, value in enumerate(values):
+        writer.add(b"%d" % number, {field.name: value})
+    written = writer.finish(ShardMeta(fields=(field,)))
+    entry = ShardEntry("s.lfd", identity.hex(), written.rows, written.bytes, written.tail, written.sha256)
+    statistics = {field.name: written.statistics[field.name]}
+    Files().write_file(path / MANIFEST, encode_manifest(Manifest(written.rows, (field,), (entry,), statistics)))
 
 
 def write_scalar_shards(path: Path, shards: int, rows: int) -> int:

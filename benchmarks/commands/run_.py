@@ -7,13 +7,15 @@ from pathlib import Path
 import click
 
 from benchmarks.harness.report import table
-from benchmarks.harness.runner import SUBJECTS, Options, Runner, as_record, entries_of
-from benchmarks.harness.work import WORKLOADS, image_files
+from benchmarks.harness.runner import SUBJECTS, Options, Runner, as_record, entries_of, subject_module
+from benchmarks.harness.work import WORKLOADS, count_samples
 from benchmarks.record import REPEATS, read, save
 
 
-def _names(_: click.Context, __: click.Parameter, text: str | None) -> list[str]:
-    names = [name.strip() for name in text.split(",")] if text else list(SUBJECTS)
+def _names(context: click.Context, _: click.Parameter, text: str | None) -> list[str]:
+    # By default those that offer the workload; one that is named and does not is in the record as such.
+    offered = [name for name in SUBJECTS if context.params["workload"] in subject_module(name).WORKLOADS]
+    names = [name.strip() for name in text.split(",")] if text else offered
     known = {name.rstrip("_"): name for name in SUBJECTS} | {name: name for name in SUBJECTS}
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -29,7 +31,7 @@ def _counts(_: click.Context, __: click.Parameter, text: str | None) -> tuple[in
 
 
 @click.command("run")
-@click.argument("workload", type=click.Choice(tuple(WORKLOADS)))
+@click.argument("workload", type=click.Choice(tuple(WORKLOADS)), is_eager=True)
 @click.option(
     "--subjects", callback=_names, help="Names with commas (default: all); the first is what the others are compared with."
 )
@@ -37,7 +39,7 @@ def _counts(_: click.Context, __: click.Parameter, text: str | None) -> tuple[in
     "--data",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     required=True,
-    help="Folder of JPEG files; `lfbench data` fetches one.",
+    help="Folder of JPEG files, or with tokens.npy for W3; `lfbench data` fetches one.",
 )
 @click.option("--repeats", default=REPEATS, show_default=True, type=click.IntRange(1))
 @click.option("--seconds", default=4.0, show_default=True, help="Least time a repeat is measured, in whole epochs.")
@@ -56,10 +58,11 @@ def command(
     slow: float,
     output: Path | None,
 ) -> None:
-    """Measure SUBJECTS doing WORKLOAD on the pictures of a folder. docs/benchmarks.md says how."""
-    samples = len(image_files(data))
+    """Measure SUBJECTS doing WORKLOAD on the samples of a folder. docs/benchmarks.md says how."""
+    samples = count_samples(WORKLOADS[workload], data)
     if not samples:
-        raise click.UsageError(f"{data}: no .jpg or .jpeg file in it")
+        wanted = ".jpg or .jpeg file" if WORKLOADS[workload].source == "images" else "tokens.npy with a whole sequence"
+        raise click.UsageError(f"{data}: no {wanted} in it")
     options = Options(repeats=repeats, seconds=seconds, workers=workers, seed=seed)
     runner = Runner(WORKLOADS[workload], data, options, lambda text: click.echo(text, err=True))
     floor = runner.memcpy()

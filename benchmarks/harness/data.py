@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 TILE_WIDTH, TILE_HEIGHT = 512, 384
@@ -89,11 +91,58 @@ def _all(unpacked: Path, target: Path) -> None:
     shutil.copytree(unpacked, target, symlinks=True, dirs_exist_ok=True)
 
 
+_TAGS = re.compile(rb"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
+VOCABULARY = 32_768
+_TRAINED_BYTES = 16 << 20
+
+
+def text_of(unpacked: Path) -> Iterator[str]:
+    """Text of every HTML and text file, tags stripped, entities resolved."""
+    for path in sorted(unpacked.rglob("*")):
+        if path.suffix in (".html", ".txt", ".rst") and path.is_file() and not path.is_symlink():
+            yield html.unescape(_TAGS.sub(b" ", path.read_bytes()).decode("utf-8", "replace"))
+
+
+def _tokens(unpacked: Path, target: Path) -> None:
+    """Byte-pair ids of the whole corpus, with a vocabulary learnt from its first 16 MiB; added to ``tokens.npy``."""
+    try:
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    except ImportError as error:
+        raise RecipeError("tokenizers is not installed: pip install 'lfdata[tokenizers]'") from error
+    vocabulary = target / "tokenizer.json"
+    if not vocabulary.exists():
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False)
+        tokenizer.train_from_iterator(_first(text_of(unpacked), _TRAINED_BYTES), trainer)
+        tokenizer.save(str(vocabulary))
+    tokenizer = Tokenizer.from_file(str(vocabulary))
+    parts = [np.load(target / "tokens.npy")] if (target / "tokens.npy").exists() else []
+    parts += [np.array(tokenizer.encode(text).ids, np.uint16) for text in text_of(unpacked)]
+    np.save(target / "tokens.npy", np.concatenate(parts))
+
+
+def _first(texts: Iterator[str], size: int) -> Iterator[str]:
+    for text in texts:
+        yield text
+        size -= len(text)
+        if size <= 0:
+            return
+
+
 RECIPES = {
     "tiles": Recipe(
         "2,120 JPEG tiles of 512 x 384 cut without loss from 64 photos", "CC-BY(-SA), GPL", _PHOTO_PACKAGES, _tiles
     ),
     "photos": Recipe("photos of 6 megapixels and more", "CC-BY(-SA), GPL", _PHOTO_PACKAGES, _photos),
+    "tokens": Recipe(
+        "byte-pair ids of the kernel's, Python's and Debian's documentation",
+        "GPL-2, PSF, CC-BY-SA",
+        ("python3.11-doc", "linux-doc-6.1", "debian-handbook"),
+        _tokens,
+    ),
     "stamps": Recipe("785 captioned PNG and 7,858 spoken captions", "GPL-2", ("tuxpaint-stamps-default",), _all),
 }
 

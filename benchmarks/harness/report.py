@@ -17,8 +17,13 @@ _MARKER = re.compile(r"(<!-- record: ([\w.-]+) -->\n)(?:.*?\n)?(<!-- end -->)", 
 _SAME = ("workload", "data_digest", "seconds", "cores")
 
 
-def _spread(figure: dict[str, Any], digits: int) -> str:
-    return f"{figure['median']:,.{digits}f} [{figure['min']:,.{digits}f}, {figure['max']:,.{digits}f}]"
+def _spread(figure: dict[str, Any]) -> str:
+    return f"{_short(figure['median'])} [{_short(figure['min'])}, {_short(figure['max'])}]"
+
+
+def _short(value: float) -> str:
+    """Three digits, and no exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.0001 else f"{value:.4f}"
 
 
 def table(record: dict[str, Any]) -> str:
@@ -35,15 +40,15 @@ def table(record: dict[str, Any]) -> str:
         against = found.get("first_over_this")
         ratio = "1" if against is None else f"{against['ratio']:.2f}{'' if against['differs'] else ' (no difference shown)'}"
         rows.append(
-            f"| {found['title']}{' #' + label.split('#')[1] if '#' in label else ''} | {ratio} | {_spread(found['samples_s'], 0)} "
-            f"| {_spread(found['cpu_s_1000'], 2)} | {found['memory_mib']['anonymous_shared']:,.0f} "
-            f"| {_spread(found['first_batch_s'], 2)} | {found['bytes_sample'] / 1000:,.1f} | {found['workers']} |"
+            f"| {found['title']}{' #' + label.split('#')[1] if '#' in label else ''} | {ratio} | {_spread(found['samples_s'])} "
+            f"| {_spread(found['cpu_s_1000'])} | {found['memory_mib']['anonymous_shared']:,.0f} "
+            f"| {_spread(found['first_batch_s'])} | {found['bytes_sample'] / 1000:,.1f} | {found['workers']} |"
         )
     about, machine = record["options"], record["machine"]
     rows.append("")
     floor = about["floor_memcpy_samples_s"]["median"]
     rows.append(
-        f"{about['workload']}, {about['title']}: {about['samples']:,} pictures of `{about['data']}`, {about['repeats']} interleaved "
+        f"{about['workload']}, {about['title']}: {about['samples']:,} samples of `{about['data']}`, {about['repeats']} interleaved "
         f"repeats on {about['cores']} cores of {machine['cpu']}, {record['date'][:10]}. The ratio is the first subject's rate over "
         f"this one's. Copying the outputs from memory to memory: {floor:,.0f} samples/s."
     )

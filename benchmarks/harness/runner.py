@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import shutil
 import time
@@ -19,12 +20,13 @@ from benchmarks.harness.environments import HOME
 from benchmarks.harness.process import AbsentError, Memory, SubjectError, run
 from benchmarks.harness.statistics import verdict
 from benchmarks.harness.verify import WrongWorkError
-from benchmarks.harness.work import WORKLOADS, Workload, image_files
+from benchmarks.harness.work import WORKLOADS, Workload, count_samples, image_files, source_files
 from benchmarks.record import summary
 
 SUBJECTS = (
     "lfdata_reader",
     "bare_calls",
+    "torch_memmap",
     "torch_pil",
     "torch_simplejpeg",
     "webdataset_",
@@ -65,10 +67,19 @@ class Options:
     seed: int = 0
 
 
-def fingerprint(source: Path) -> str:
+class OtherError(Exception):
+    """A subject does not offer the workload."""
+
+
+def subject_module(name: str) -> Any:
+    """A subject's module; importing it imports no peer."""
+    return importlib.import_module(f"benchmarks.subjects.{name}")
+
+
+def fingerprint(work: Workload, source: Path) -> str:
     """Digest of a source folder: names, sizes and times of its files."""
     digest = hashlib.sha256()
-    for path in image_files(source):
+    for path in source_files(work, source):
         found = path.stat()
         digest.update(f"{path.relative_to(source)}\0{found.st_size}\0{found.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:16]
@@ -85,8 +96,8 @@ class Runner:
     def __init__(self, work: Workload, source: Path, options: Options, say: Say) -> None:
         self.work, self.source, self.options, self.say = work, source.resolve(), options, say
         self.cores = options.cores or len(os.sched_getaffinity(0))
-        self.samples = len(image_files(self.source))
-        self.digest = fingerprint(self.source)
+        self.samples = count_samples(work, self.source)
+        self.digest = fingerprint(work, self.source)
 
     def _request(self, entry: Entry, mode: str, **more: Any) -> dict[str, Any]:
         base = {"workload": self.work.name, "mode": mode, "source": str(self.source), "prepared": str(entry.prepared)}
@@ -94,15 +105,15 @@ class Runner:
 
     def prepare(self, entry: Entry) -> None:
         """Build or find the subject's format, and fill in the worker counts to sweep."""
+        if self.work.name not in subject_module(entry.subject).WORKLOADS:
+            raise OtherError(f"it has no way to do {self.work.name}")
         probe = run(entry.subject, self._request(entry, "probe"), 120)
         entry.result["workers_swept"] = list(self.options.workers or probe["workers"])
         entry.result["import_s"] = probe["import_s"]
         entry.prepared, entry.result["prepare"] = self._prepared(entry, self.source, self.digest)
 
     def _prepared(self, entry: Entry, source: Path, digest: str) -> tuple[Path, dict[str, Any]]:
-        import importlib
-
-        module: Any = importlib.import_module(f"benchmarks.subjects.{entry.subject}")
+        module = subject_module(entry.subject)
         entry.title = module.TITLE
         code = hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()[:8]
         place = HOME / "prepared" / f"{module.FORMAT}-{self.work.name}-{digest}-{code}"
@@ -113,7 +124,7 @@ class Runner:
             self.say(f"{entry.label}: preparing {module.FORMAT}")
             request = self._request(entry, "prepare") | {"source": str(source), "prepared": str(place / "data")}
             seconds = run(entry.subject, request, self.options.timeout)["seconds"]
-            size = folder_bytes(place / "data") or sum(path.stat().st_size for path in image_files(source))
+            size = folder_bytes(place / "data") or sum(path.stat().st_size for path in source_files(self.work, source))
             stored.write_bytes(msgspec.json.encode({"seconds": seconds, "bytes": size}))
         return place / "data", msgspec.json.decode(stored.read_bytes())
 
@@ -130,6 +141,9 @@ class Runner:
                 self.options.timeout,
             )
             verify.check_keys(self.work, answer, self.samples)
+            if self.work.source == "tokens":
+                entry.result["check"] = verify.check_tokens(self.source, kept)
+                return
             if not self.work.random:
                 entry.result["check"] = verify.check_pixels(self.work, self.source, kept)
                 return
@@ -137,7 +151,7 @@ class Runner:
             if len(image_files(ramps)) != verify.RAMPS:
                 shutil.rmtree(ramps, ignore_errors=True)
                 verify.write_ramps(ramps)
-            prepared, _ = self._prepared(entry, ramps, fingerprint(ramps))
+            prepared, _ = self._prepared(entry, ramps, fingerprint(self.work, ramps))
             request = self._request(entry, "check", samples=verify.RAMPS, wanted=2 * verify.RAMPS, **more)
             answer = run(
                 entry.subject, request | {"source": str(ramps), "prepared": str(prepared), "epochs": 2}, self.options.timeout
@@ -212,6 +226,8 @@ class Runner:
             step(entry)
         except AbsentError as error:
             entry.status, entry.reason = "absent", f"{error}; `lfbench environment {entry.subject}` installs it"
+        except OtherError as error:
+            entry.status, entry.reason = "not offered", str(error)
         except WrongWorkError as error:
             entry.status, entry.reason = "other work", str(error)
         except SubjectError as error:

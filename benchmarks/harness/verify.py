@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from benchmarks.harness.statistics import kolmogorov_smirnov_p
-from benchmarks.harness.work import Workload, centre, draw_crop, image_files, resized
+from benchmarks.harness.work import Workload, centre, draw_crop, image_files, resized, sequences
 
 RAMP_WIDTH, RAMP_HEIGHT, RAMPS = 512, 384, 512
 P_LIMIT = 0.001
@@ -69,6 +69,17 @@ def check_pixels(work: Workload, source: Path, kept: Path) -> dict[str, float]:
     if not psnr:
         raise WrongWorkError("no picture to compare")
     return {"compared": len(psnr), "worst_mean_difference": worst, "median_psnr_db": float(np.median(psnr))}
+
+
+def check_tokens(source: Path, kept: Path) -> dict[str, float]:
+    """The kept sequences must be those of the source, id for id."""
+    wanted, found = sequences(source), np.load(kept)
+    for key, row in zip(found["keys"].tolist(), found["tokens"], strict=True):
+        if not np.array_equal(wanted[key], row):
+            raise WrongWorkError(f"key {key}: {int((wanted[key] != row).sum())} of {row.size} ids differ from the source")
+    if not len(found["keys"]):
+        raise WrongWorkError("no sequence to compare")
+    return {"compared": len(found["keys"])}
 
 
 def write_ramps(folder: Path) -> None:

@@ -22,6 +22,7 @@ class Workload:
         name, title: as on the command line, and in words.
         batch: samples a batch.
         arrays: shape of one sample and dtype, by array name.
+        source: what the source folder holds: ``images`` (JPEG files) or ``tokens`` (``tokens.npy``, one flat array of ids).
         random: whether outputs are drawn at random, so that only their distribution can be checked.
         tolerance: largest mean absolute difference from the reference, for deterministic outputs.
     """
@@ -30,16 +31,19 @@ class Workload:
     title: str
     batch: int
     arrays: dict[str, tuple[tuple[int, ...], str]]
+    source: str = "images"
     random: bool = False
     tolerance: float = 0.0
 
 
+SEQUENCE = 2048
 IMAGE: dict[str, tuple[tuple[int, ...], str]] = {"image": ((224, 224, 3), "uint8")}
 WORKLOADS = {
     work.name: work
     for work in (
         Workload("W1", "random-resized crop 224 and flip", 64, IMAGE, random=True),
         Workload("W2", "resize shorter side to 256, centre crop 224", 64, IMAGE, tolerance=3.0),
+        Workload("W3", "token sequences of 2,048 in random order", 16, {"tokens": ((SEQUENCE,), "uint16")}, source="tokens"),
     )
 }
 
@@ -85,6 +89,25 @@ class Subject(Protocol):
 def image_files(source: Path) -> list[Path]:
     """Pictures of a source folder; a sample's key is its position here."""
     return sorted(path for path in source.rglob("*") if path.suffix.lower() in JPEG_SUFFIXES and path.is_file())
+
+
+def sequences(source: Path) -> NDArray[np.uint16]:
+    """Sequences of a token source, a mapped array (n, SEQUENCE); a sample's key is its row. What does not fill one is left out."""
+    tokens: NDArray[np.uint16] = np.load(source / "tokens.npy", mmap_mode="r")
+    return tokens[: len(tokens) // SEQUENCE * SEQUENCE].reshape(-1, SEQUENCE)
+
+
+def source_files(work: Workload, source: Path) -> list[Path]:
+    """Files of a source folder that a workload reads."""
+    if work.source == "images":
+        return image_files(source)
+    return [path for path in [source / "tokens.npy"] if path.is_file()]
+
+
+def count_samples(work: Workload, source: Path) -> int:
+    """Samples of a source folder."""
+    files = source_files(work, source)
+    return len(files) if work.source == "images" or not files else len(sequences(source))
 
 
 def sweep(cores: int) -> list[int]:

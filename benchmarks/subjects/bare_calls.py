@@ -1,4 +1,5 @@
-"""Not a loader but a floor: the decoder and resize calls alone, on threads, over files that are already in memory."""
+"""Not a loader but a floor: the bare calls alone. Pictures: decoder and resize, on threads, over files that are already in memory; tokens:
+one numpy gather a batch from a mapped array in the page cache."""
 
 from __future__ import annotations
 
@@ -10,24 +11,37 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.work import Batch, Settings, Workload, image_files, sweep
+from benchmarks.harness.work import Batch, Settings, Workload, image_files, sequences, sweep
 from benchmarks.subjects import torch_pil
 from benchmarks.subjects.pixels import with_turbo
 
-TITLE = "floor: bare simplejpeg + cv2 calls"
+TITLE = "floor: the bare calls"
 IMPORTS = ("simplejpeg", "cv2")
 FORMAT = "files"
-WORKLOADS = ("W1", "W2")
+WORKLOADS = ("W1", "W2", "W3")
 prepare = torch_pil.prepare
 
 
 def workers(workload: Workload, cores: int) -> list[int]:
     """Threads."""
-    return sweep(cores)
+    return [1] if workload.source == "tokens" else sweep(cores)
 
 
 def batches(workload: Workload, prepared: Path, settings: Settings) -> Iterator[Iterator[Batch]]:
     """Epochs without end: no storage, no queue, one output a batch."""
+    return _tokens(workload, settings) if workload.source == "tokens" else _pictures(workload, settings)
+
+
+def _tokens(workload: Workload, settings: Settings) -> Iterator[Iterator[Batch]]:
+    rows = sequences(settings.source)
+    rng = np.random.default_rng(settings.seed)
+    while True:
+        order = rng.permutation(len(rows))
+        parts = (order[start : start + workload.batch] for start in range(0, len(order), workload.batch))
+        yield (Batch(part, {"tokens": rows[part]}) for part in parts)
+
+
+def _pictures(workload: Workload, settings: Settings) -> Iterator[Iterator[Batch]]:
     data = [path.read_bytes() for path in image_files(settings.source)]
     decode = with_turbo(workload)
     order = random.Random(settings.seed)

@@ -1,4 +1,5 @@
-"""This package's reader under torch's DataLoader: stored bytes of a whole batch in one call, decoded by libjpeg-turbo and OpenCV."""
+"""This package's reader. Pictures: under torch's DataLoader, stored bytes of a whole batch in one call, decoded by libjpeg-turbo and OpenCV.
+Tokens: a checked read of the batch, in the consumer's process."""
 
 from __future__ import annotations
 
@@ -9,19 +10,29 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.work import Batch, Settings, Workload, image_files
+import numpy as np
+
+from benchmarks.harness.work import SEQUENCE, Batch, Settings, Workload, image_files, sequences
 from benchmarks.subjects import torch_pil
 from benchmarks.subjects.pixels import with_turbo
+from benchmarks.synthetic import write_tokens_dataset
 
-TITLE = "lfdata reader + simplejpeg + cv2"
+TITLE = "lfdata reader"
 IMPORTS = ("torch.utils.data", "lfdata.dataset", "simplejpeg", "cv2")
 FORMAT = "lfdata-keep"
-WORKLOADS = ("W1", "W2")
-workers = torch_pil.workers
+WORKLOADS = ("W1", "W2", "W3")
+
+
+def workers(workload: Workload, cores: int) -> list[int]:
+    """0: in the consumer's process."""
+    return [0] if workload.source == "tokens" else torch_pil.workers(workload, cores)
 
 
 def prepare(workload: Workload, source: Path, target: Path) -> None:
-    """Shards with the JPEG bytes as they are."""
+    """Shards with the JPEG bytes as they are, or with the ids."""
+    if workload.source == "tokens":
+        write_tokens_dataset(target / "shards", sequences(source))
+        return
     table = target / "table.jsonl"
     rows = (
         json.dumps({"key": f"{key:08d}", "file": str(path.relative_to(source)), "n": key})
@@ -60,4 +71,21 @@ class Stored:
 
 def batches(workload: Workload, prepared: Path, settings: Settings) -> Iterator[Iterator[Batch]]:
     """Epochs without end."""
+    if workload.source == "tokens":
+        return _tokens(workload, prepared / "shards", settings)
     return torch_pil.epochs(Stored(workload, prepared / "shards"), workload, settings)
+
+
+def _tokens(workload: Workload, path: Path, settings: Settings) -> Iterator[Iterator[Batch]]:
+    from lfdata import ShardDataset
+
+    dataset = ShardDataset(path, ["tokens"])
+    rng = np.random.default_rng(settings.seed)
+
+    def read(rows: Any) -> Batch:
+        stored = dataset.read_many(rows, decode=False)["tokens"]
+        return Batch(rows, {"tokens": stored.values.view(np.uint16).reshape(len(rows), SEQUENCE)})
+
+    while True:
+        order = rng.permutation(len(dataset))
+        yield (read(order[start : start + workload.batch]) for start in range(0, len(order), workload.batch))

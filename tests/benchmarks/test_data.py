@@ -61,3 +61,17 @@ def test_a_recipe_that_fails_leaves_nothing(home: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(data.RECIPES, "photos", Recipe("photos", "none", ("no-such-package-here",), data._photos))
     with pytest.raises(RecipeError, match="no-such-package-here|not installed"):
         data.fetch("photos", home, lambda _: None)
+
+
+def test_tokens_are_those_of_the_text(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    for number, package in enumerate(("one", "two")):
+        page = home / "unpacked" / package / f"{number}.html"
+        page.parent.mkdir(parents=True)
+        page.write_text(f"<html><script>var x = '<p>';</script><p class='a'>Snow &amp; {package} {'word ' * 200}é</p></html>")
+    monkeypatch.setitem(data.RECIPES, "tokens", Recipe("tokens", "none", ("one", "two"), data._tokens))
+    folder = data.fetch("tokens", home, lambda _: None)
+    ids = np.load(folder / "tokens.npy")
+    assert ids.dtype == np.uint16
+    text = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).decode(ids.tolist())
+    assert "Snow & one" in text and "Snow & two" in text and text.count("é") == 2 and "<" not in text and "var" not in text

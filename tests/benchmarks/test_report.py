@@ -89,7 +89,7 @@ def test_a_table_says_who_did_not_run() -> None:
     record["results"]["b"]["first_over_this"] = {"of": "a", "ratio": 2.0, "p": 0.008, "differs": True}
     record["results"]["c"] = {"title": "C", "status": "absent", "reason": "trace\nModuleNotFoundError: No module named 'c'"}
     lines = report.table(record).splitlines()
-    assert lines[2].startswith("| A | 1 | 100 [98, 102] | 1.50 [1.50, 1.50] | 321 | 0.20 [0.20, 0.20] | 1.2 | 2 |")
+    assert lines[2].startswith("| A | 1 | 100 [98, 102] | 1.5 [1.5, 1.5] | 321 | 0.2 [0.2, 0.2] | 1.2 | 2 |")
     assert lines[3].startswith("| B | 2.00 | 50 [49, 51] |")
     assert lines[4].startswith("| C | absent: ModuleNotFoundError: No module named 'c' |")
     record["results"]["b"]["first_over_this"]["differs"] = False

@@ -61,6 +61,19 @@ def test_pixels_are_compared_with_the_reference(tmp_path: Path) -> None:
         verify.check_pixels(W2, tmp_path, tmp_path / "kept.npz")
 
 
+def test_tokens_are_compared_with_the_source(tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, 1000, 5 * 2048 + 9, dtype=np.uint16)
+    np.save(tmp_path / "tokens.npy", ids)
+    rows = ids[: 5 * 2048].reshape(5, 2048)
+    np.savez(tmp_path / "kept.npz", keys=[3, 0], tokens=rows[[3, 0]])
+    assert verify.check_tokens(tmp_path, tmp_path / "kept.npz") == {"compared": 2}
+    wrong = rows[[3, 0]].copy()
+    wrong[1, 7] += 1
+    np.savez(tmp_path / "kept.npz", keys=[3, 0], tokens=wrong)
+    with pytest.raises(WrongWorkError, match="key 0: 1 of 2048 ids"):
+        verify.check_tokens(tmp_path, tmp_path / "kept.npz")
+
+
 @pytest.fixture(scope="module")
 def ramp(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("ramps") / "pictures"
