@@ -9,8 +9,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
-HOME = Path(os.environ.get("LFBENCH_HOME", Path(__file__).resolve().parents[2] / "bench-data"))
-"""Where environments, fetched data and prepared formats are kept; ignored by git."""
+HOME = Path(os.environ.get("LFBENCH_HOME", "bench-data")).resolve()
+"""Where environments, fetched data and prepared formats are kept: `bench-data` in the current directory unless LFBENCH_HOME says otherwise."""
 
 # What to install beside the packages of this environment, by subject. Versions as published by 2026-11.
 PACKAGES = {
