@@ -1,0 +1,93 @@
+"""SPDL: a pipeline of threads over a folder of files; FFmpeg decodes, crops and scales in one filter graph, without the GIL.
+
+FFmpeg comes from the system: SPDL needs its shared libraries, libavfilter and libavdevice among them, of one major version 4 to 9.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.work import Batch, Settings, Workload, centre, draw_crop, image_files, resized, sweep
+from benchmarks.subjects import torch_pil
+
+TITLE = "SPDL (FFmpeg)"
+IMPORTS = ("spdl.pipeline", "spdl.io", "spdl.io.utils")
+FORMAT = "files"
+WORKLOADS = ("W1", "W2")
+prepare = torch_pil.prepare
+SCALE = "flags=bilinear,format=pix_fmts=rgb24"
+"""Bilinear of FFmpeg is antialiased when it scales down; it makes RGB in the same pass."""
+
+
+def workers(workload: Workload, cores: int) -> list[int]:
+    """Threads that decode; at least one."""
+    return sweep(cores)
+
+
+class Files:
+    """Keys and paths in another order at every pass, which is an epoch."""
+
+    def __init__(self, source: Path, seed: int) -> None:
+        self.items = [(key, str(path)) for key, path in enumerate(image_files(source))]
+        self.rng = random.Random(seed)
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        self.rng.shuffle(self.items)
+        yield from self.items
+
+
+def graph(work: Workload, rng: random.Random, width: int, height: int) -> str:
+    """FFmpeg's filters for one picture."""
+    if work.name == "W1":
+        x, y, w, h = draw_crop(rng, width, height)
+        # exact: not rounded to whole chroma samples.
+        return f"crop={w}:{h}:{x}:{y}:exact=1,scale=224:224:{SCALE}{',hflip' if rng.random() < 0.5 else ''}"
+    w, h = resized(width, height)
+    x, y = centre(w, h)
+    return f"scale={w}:{h}:{SCALE},crop=224:224:{x}:{y}"
+
+
+def decoder(work: Workload, seed: int) -> Callable[[tuple[int, str]], tuple[int, Any]]:
+    """Key and path to key and frame."""
+    import spdl.io
+
+    rng = random.Random(seed)
+
+    def one(item: tuple[int, str]) -> tuple[int, Any]:
+        key, path = item
+        packets = spdl.io.demux_image(path)
+        codec = packets.codec
+        return key, spdl.io.decode_packets(packets, filter_desc=graph(work, rng, codec.width, codec.height))
+
+    return one
+
+
+def collate(samples: list[tuple[int, Any]]) -> Batch:
+    """Frames copied into one buffer, seen as an array."""
+    import spdl.io
+
+    keys = [key for key, _ in samples]
+    return Batch(keys, {"image": spdl.io.to_numpy(spdl.io.convert_frames([frame for _, frame in samples]))})
+
+
+def batches(workload: Workload, prepared: Path, settings: Settings) -> Iterator[Iterator[Batch]]:
+    """Epochs without end, from one pipeline that is kept between them. A picture that fails ends it."""
+    import spdl.io.utils
+    from spdl.pipeline import PipelineBuilder
+
+    spdl.io.utils.get_ffmpeg_versions()  # says at once when FFmpeg is missing
+    builder: Any = (
+        PipelineBuilder()
+        .add_source(Files(settings.source, settings.seed), continuous=True)
+        .pipe(decoder(workload, settings.seed), concurrency=settings.workers)
+        .aggregate(workload.batch)
+        .pipe(collate)
+        .add_sink(3)
+    )
+    pipeline: Any = builder.build(num_threads=settings.workers, max_failures=0)
+    with pipeline.auto_stop():
+        while True:
+            yield iter(pipeline)
