@@ -119,7 +119,7 @@ def _tokens(unpacked: Path, target: Path) -> None:
         tokenizer.train_from_iterator(_first(text_of(unpacked), _TRAINED_BYTES), trainer)
         tokenizer.save(str(vocabulary))
     tokenizer = Tokenizer.from_file(str(vocabulary))
-    parts = [np.load(target / "tokens.npy")] if (target / "tokens.npy").exists() else []
+    parts = [np.load(target / "tokens.npy", allow_pickle=False)] if (target / "tokens.npy").exists() else []
     parts += [np.array(tokenizer.encode(text).ids, np.uint16) for text in text_of(unpacked)]
     np.save(target / "tokens.npy", np.concatenate(parts))
 

@@ -54,7 +54,7 @@ def reference(path: Path) -> NDArray[np.uint8]:
 def check_pixels(work: Workload, source: Path, kept: Path) -> dict[str, float]:
     """Compare the kept pictures with the reference: worst mean absolute difference, median PSNR in dB."""
     files = image_files(source)
-    found = np.load(kept)
+    found = np.load(kept, allow_pickle=False)
     worst, psnr = 0.0, []
     for key, image in zip(found["keys"].tolist(), found["image"], strict=True):
         difference = image.astype(np.float64) - reference(files[key])
@@ -73,7 +73,7 @@ def check_pixels(work: Workload, source: Path, kept: Path) -> dict[str, float]:
 
 def check_tokens(source: Path, kept: Path) -> dict[str, float]:
     """The kept sequences must be those of the source, id for id."""
-    wanted, found = sequences(source), np.load(kept)
+    wanted, found = sequences(source), np.load(kept, allow_pickle=False)
     for key, row in zip(found["keys"].tolist(), found["tokens"], strict=True):
         if not np.array_equal(wanted[key], row):
             raise WrongWorkError(f"key {key}: {int((wanted[key] != row).sum())} of {row.size} ids differ from the source")
@@ -106,7 +106,7 @@ def rectangle(image: NDArray[np.uint8]) -> tuple[float, float, bool]:
 
 def check_crops(kept: Path) -> dict[str, float]:
     """Compare the crops of the ramp pictures with the stated distribution."""
-    images = np.load(kept)["image"]
+    images = np.load(kept, allow_pickle=False)["image"]
     crops = [rectangle(image) for image in images]
     rng = random.Random(0)
     drawn = [draw_crop(rng, RAMP_WIDTH, RAMP_HEIGHT)[2:] for _ in range(20 * len(crops))]

@@ -93,7 +93,7 @@ def image_files(source: Path) -> list[Path]:
 
 def sequences(source: Path) -> NDArray[np.uint16]:
     """Sequences of a token source, a mapped array (n, SEQUENCE); a sample's key is its row. What does not fill one is left out."""
-    tokens: NDArray[np.uint16] = np.load(source / "tokens.npy", mmap_mode="r")
+    tokens: NDArray[np.uint16] = np.load(source / "tokens.npy", mmap_mode="r", allow_pickle=False)
     return tokens[: len(tokens) // SEQUENCE * SEQUENCE].reshape(-1, SEQUENCE)
 
 
