@@ -20,7 +20,7 @@ from benchmarks.harness.environments import HOME
 from benchmarks.harness.process import AbsentError, Memory, SubjectError, run
 from benchmarks.harness.statistics import verdict
 from benchmarks.harness.verify import WrongWorkError
-from benchmarks.harness.work import WORKLOADS, Workload, count_samples, image_files, source_files
+from benchmarks.harness.work import Workload, count_samples, image_files, source_files
 from benchmarks.record import summary
 
 SUBJECTS = (
@@ -57,7 +57,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a run; all of them go to the record."""
+    """Options of a run. ``workers``: counts to sweep instead of each subject's own; ``cores`` 0: those this process may use."""
 
     repeats: int = 5
     seconds: float = 4.0
@@ -258,6 +258,3 @@ def as_record(entries: Sequence[Entry]) -> dict[str, Any]:
             ratio, p, differs = verdict(first.result["samples_s"]["repeats"], entry.result["samples_s"]["repeats"])
             results[entry.label]["first_over_this"] = {"of": first.label, "ratio": ratio, "p": p, "differs": differs}
     return results
-
-
-__all__ = ["SUBJECTS", "WORKLOADS", "Entry", "Options", "Runner", "as_record", "entries_of"]

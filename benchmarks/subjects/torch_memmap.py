@@ -6,23 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from benchmarks.harness.work import Batch, Settings, Workload, sequences, sweep
+from benchmarks.harness.work import Batch, Settings, Workload, sequences
+from benchmarks.subjects import torch_pil
 
 TITLE = "torch DataLoader + numpy.memmap"
 IMPORTS = ("torch.utils.data",)
 FORMAT = "files"
 WORKLOADS = ("W3",)
-
-
-def workers(workload: Workload, cores: int) -> list[int]:
-    """0: in the consumer's process."""
-    return [0, *sweep(cores)]
-
-
-def prepare(workload: Workload, source: Path, target: Path) -> None:
-    """The file is read where it lies."""
+workers = torch_pil.workers
+prepare = torch_pil.prepare
 
 
 class Sequences:
@@ -39,26 +31,6 @@ class Sequences:
         return index, self.rows[index]
 
 
-def collate(samples: list[tuple[int, Any]]) -> tuple[Any, Any]:
-    """A batch as torch tensors."""
-    import torch
-
-    return torch.tensor([key for key, _ in samples]), torch.from_numpy(np.stack([row for _, row in samples]))
-
-
 def batches(workload: Workload, prepared: Path, settings: Settings) -> Iterator[Iterator[Batch]]:
     """Epochs without end."""
-    import torch
-    from torch.utils.data import DataLoader
-
-    torch.manual_seed(settings.seed)
-    loader: Any = DataLoader(
-        Sequences(settings.source),  # type: ignore[arg-type]
-        workload.batch,
-        shuffle=True,
-        num_workers=settings.workers,
-        collate_fn=collate,
-        persistent_workers=settings.workers > 0,
-    )
-    while True:
-        yield (Batch(keys, {"tokens": tokens}) for keys, tokens in loader)
+    return torch_pil.epochs(Sequences(settings.source), workload, settings)

@@ -51,10 +51,10 @@ def collate(samples: list[tuple[int, Any]]) -> tuple[Any, Any]:
     return torch.tensor([key for key, _ in samples]), torch.from_numpy(np.stack([image for _, image in samples]))
 
 
-def loop(loader: Any) -> Iterator[Iterator[Batch]]:
-    """Epochs of a loader of (keys, images)."""
+def loop(loader: Any, name: str = "image") -> Iterator[Iterator[Batch]]:
+    """Epochs of a loader of (keys, arrays)."""
     while True:
-        yield (Batch(keys, {"image": images}) for keys, images in loader)
+        yield (Batch(keys, {name: arrays}) for keys, arrays in loader)
 
 
 def epochs(dataset: Any, work: Workload, settings: Settings) -> Iterator[Iterator[Batch]]:
@@ -71,7 +71,8 @@ def epochs(dataset: Any, work: Workload, settings: Settings) -> Iterator[Iterato
         collate_fn=collate,
         persistent_workers=settings.workers > 0,
     )
-    return loop(loader)
+    (name,) = work.arrays
+    return loop(loader, name)
 
 
 def batches(workload: Workload, prepared: Path, settings: Settings) -> Iterator[Iterator[Batch]]:
