@@ -292,7 +292,7 @@ class ShardDataset:
             raise OptionError(
                 f"indices must be a one-dimensional sequence of integers, not {given.dtype} of shape {given.shape}"
             )
-        rows = np.minimum(given, len(self)).astype(np.int64) if given.dtype.kind == "u" else given.astype(np.int64)
+        rows = np.minimum(given, len(self)).astype(np.int64) if given.dtype.kind == "u" else given.astype(np.int64, copy=False)
         if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
             rows = np.where(rows < 0, rows + len(self), rows)
             bad = (rows < 0) | (rows >= len(self))

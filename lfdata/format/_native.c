@@ -203,6 +203,7 @@ static uint64_t xxh3_copy(uint8_t *to, const uint8_t *p, size_t n, uint64_t seed
 /* While a row is hashed, the start of one that comes soon is fetched: small rows at random places otherwise wait for memory. */
 #define ROWS_AHEAD 2
 #define BYTES_AHEAD 2048
+#define LOCATE_AHEAD 16
 
 typedef struct {
     int fd;
@@ -335,17 +336,136 @@ static int fits(const Job *job, Py_ssize_t out_size)
     return 1;
 }
 
+/* ---- helpers ---- */
+
+/* Threads that are kept between calls: starting one costs as much as reading and checking 100 KB. One call uses them at a time; a call
+ * that finds them in use works alone. They take no signals but their own faults, and a forked child starts its own. */
+static struct {
+    pthread_mutex_t in_use, lock;
+    pthread_cond_t wake, done;
+    Job *job;
+    int started, wanted, working;
+} helpers = {.in_use = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
+
+static void *help(void *nothing)
+{
+    (void)nothing;
+    pthread_mutex_lock(&helpers.lock);
+    for (;;) {
+        while (!helpers.wanted) pthread_cond_wait(&helpers.wake, &helpers.lock);
+        Job *job = helpers.job;
+        helpers.wanted--;
+        helpers.working++;
+        pthread_mutex_unlock(&helpers.lock);
+        work(job);
+        pthread_mutex_lock(&helpers.lock);
+        if (!--helpers.working) pthread_cond_signal(&helpers.done);
+    }
+    return NULL;
+}
+
+static void forget_helpers(void)
+{
+    pthread_mutex_init(&helpers.in_use, NULL);
+    pthread_mutex_init(&helpers.lock, NULL);
+    pthread_cond_init(&helpers.wake, NULL);
+    pthread_cond_init(&helpers.done, NULL);
+    helpers.job = NULL;
+    helpers.started = helpers.wanted = helpers.working = 0;
+}
+
+/* At least `count` helpers, or as many as the system gives. */
+static void start_helpers(int count)
+{
+    sigset_t all, before;
+    pthread_attr_t detached;
+    pthread_t thread;
+    if (helpers.started >= count || pthread_attr_init(&detached) != 0) return;
+    sigfillset(&all);
+    sigdelset(&all, SIGBUS);
+    sigdelset(&all, SIGSEGV);
+    sigdelset(&all, SIGFPE);
+    sigdelset(&all, SIGILL);
+    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (helpers.started < count && pthread_create(&thread, &detached, help, NULL) == 0) helpers.started++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&detached);
+}
+
 static void run(Job *job, int threads)
 {
-    pthread_t started[MAX_THREADS];
-    int count = 0;
     if (threads > MAX_THREADS) threads = MAX_THREADS;
     job->stride = job->rows / ((threads > 1 ? threads : 1) * STRIDES_A_THREAD);
     if (job->stride < 1) job->stride = 1;
     if (job->stride > MAX_STRIDE) job->stride = MAX_STRIDE;
-    while (count < threads - 1 && pthread_create(&started[count], NULL, work, job) == 0) count++;
+    if (threads < 2 || pthread_mutex_trylock(&helpers.in_use) != 0) {
+        work(job);
+        return;
+    }
+    start_helpers(threads - 1);
+    pthread_mutex_lock(&helpers.lock);
+    helpers.job = job;
+    helpers.wanted = threads - 1 < helpers.started ? threads - 1 : helpers.started;
+    for (int i = 0; i < helpers.wanted; i++) pthread_cond_signal(&helpers.wake);
+    pthread_mutex_unlock(&helpers.lock);
     work(job);
-    while (count > 0) pthread_join(started[--count], NULL);
+    pthread_mutex_lock(&helpers.lock);
+    helpers.wanted = 0; /* who has not woken up by now is not needed */
+    while (helpers.working) pthread_cond_wait(&helpers.done, &helpers.lock);
+    pthread_mutex_unlock(&helpers.lock);
+    pthread_mutex_unlock(&helpers.in_use);
+}
+
+/* ---- where payloads lie ---- */
+
+/* Offsets, lengths and checks of the payloads of some rows, from a shard's index columns; each must lie inside one of the spans
+ * [starts[i], ends[i]), which ascend and do not overlap. Values count in units of `unit` bytes from `base`. */
+static PyObject *locate(PyObject *self, PyObject *args)
+{
+    (void)self;
+    unsigned long long unit, base;
+    Py_buffer locators, counts, rows, starts, ends, offsets, lengths, checks;
+    if (!PyArg_ParseTuple(args, "y*y*y*y*y*KKw*w*w*", &locators, &counts, &rows, &starts, &ends, &unit, &base, &offsets, &lengths, &checks)) return NULL;
+    int64_t n = rows.len / 8, spans = starts.len / 8, bad = -1, outside = 0, width = locators.len ? counts.len / (locators.len / 16) : 4;
+    int ok = rows.len % 8 == 0 && locators.len % 16 == 0 && (width == 4 || width == 8) && counts.len == locators.len / 16 * width && spans > 0
+             && ends.len == starts.len && offsets.len == rows.len && lengths.len == rows.len && checks.len == rows.len && unit > 0 && unit <= 1 << 20;
+    const uint64_t *table = locators.buf, *low = starts.buf, *high = ends.buf;
+    for (int64_t i = 0; ok && i < n && bad < 0; i++) {
+        int64_t row = ((const int64_t *)rows.buf)[i];
+        if (row < 0 || row >= locators.len / 16) {
+            outside = 1;
+            bad = row;
+            break;
+        }
+        int64_t soon = i + LOCATE_AHEAD < n ? ((const int64_t *)rows.buf)[i + LOCATE_AHEAD] : -1;
+        if (soon >= 0 && soon < locators.len / 16) {
+            __builtin_prefetch(table + 2 * soon);
+            __builtin_prefetch((const char *)counts.buf + width * soon);
+        }
+        uint64_t start = table[2 * row], size = width == 4 ? ((const uint32_t *)counts.buf)[row] : ((const uint64_t *)counts.buf)[row];
+        int64_t span = 0;
+        for (int64_t left = spans; left > 1;) {
+            int64_t half = left / 2;
+            span += low[span + half] <= start ? half : 0;
+            left -= half;
+        }
+        if (start < low[span] || start > high[span] || size > high[span] - start) bad = i;
+        ((int64_t *)offsets.buf)[i] = (int64_t)(base + start * unit);
+        ((int64_t *)lengths.buf)[i] = (int64_t)(size * unit);
+        ((uint64_t *)checks.buf)[i] = table[2 * row + 1];
+    }
+    PyBuffer_Release(&locators);
+    PyBuffer_Release(&counts);
+    PyBuffer_Release(&rows);
+    PyBuffer_Release(&starts);
+    PyBuffer_Release(&ends);
+    PyBuffer_Release(&offsets);
+    PyBuffer_Release(&lengths);
+    PyBuffer_Release(&checks);
+    if (!ok) return PyErr_Format(PyExc_ValueError, "columns, spans and results must match each other");
+    if (outside) return PyErr_Format(PyExc_ValueError, "row %lld lies outside the columns", (long long)bad);
+    return PyLong_FromLongLong(bad);
 }
 
 static PyObject *read_rows(PyObject *args, int mapped)
@@ -385,24 +505,23 @@ static PyObject *read_rows(PyObject *args, int mapped)
 static PyObject *read_checked(PyObject *self, PyObject *args) { (void)self; return read_rows(args, 0); }
 static PyObject *read_mapped(PyObject *self, PyObject *args) { (void)self; return read_rows(args, 1); }
 
-/* Whether sampled pages of a mapping are in memory. */
+/* How many of some sampled pages of a mapping are in memory. */
 static PyObject *resident(PyObject *self, PyObject *args)
 {
     (void)self;
     Py_buffer from;
-    int samples;
+    int samples, count = 0;
     unsigned long long state;
     if (!PyArg_ParseTuple(args, "y*iK", &from, &samples, &state)) return NULL;
     size_t page = (size_t)sysconf(_SC_PAGESIZE), pages = ((size_t)from.len + page - 1) / page;
-    int all = pages > 0;
-    for (int i = 0; all && i < samples; i++) {
+    for (int i = 0; pages && i < samples; i++) {
         unsigned char found = 0;
         state = state * 6364136223846793005ULL + 1442695040888963407ULL;
         size_t number = (size_t)((state >> 20) % pages);
-        all = mincore((uint8_t *)from.buf + number * page, 1, &found) == 0 && (found & 1);
+        count += mincore((uint8_t *)from.buf + number * page, 1, &found) == 0 && (found & 1);
     }
     PyBuffer_Release(&from);
-    return PyBool_FromLong(all);
+    return PyLong_FromLong(count);
 }
 
 static PyObject *digest(PyObject *self, PyObject *args)
@@ -417,15 +536,23 @@ static PyObject *digest(PyObject *self, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
+    {"locate", locate, METH_VARARGS,
+     "locate(locators, counts, rows, starts, ends, unit, base, offsets, lengths, checks) -> first position whose payload lies outside, or -1"},
     {"read_checked", read_checked, METH_VARARGS,
      "read_checked(fd, seed, offsets, lengths, checks, places, out, threads) -> first row that failed, or -1"},
     {"read_mapped", read_mapped, METH_VARARGS,
      "read_mapped(mapping, seed, offsets, lengths, checks, places, out, threads) -> first row that failed, or -1"},
-    {"resident", resident, METH_VARARGS, "resident(mapping, samples, random) -> whether sampled pages are in memory"},
+    {"resident", resident, METH_VARARGS, "resident(mapping, samples, random) -> how many of the sampled pages are in memory"},
     {"xxh3", digest, METH_VARARGS, "xxh3(data, seed) -> int"},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "Batched, checked payload reads.", -1, methods, NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit__native(void)
+{
+    static int watched;
+    if (!watched && pthread_atfork(NULL, NULL, forget_helpers) != 0) return PyErr_NoMemory();
+    watched = 1;
+    return PyModule_Create(&module);
+}

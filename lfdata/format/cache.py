@@ -73,14 +73,21 @@ class IndexCache:
         """:meth:`take` for ordinals that are known to be in range."""
         if not len(index):  # sections of length 0 may share an offset, and so a place in the cache, with one of another type
             return np.empty(0, entry.dtype)
-        if entry.blocks * BLOCK_BYTES > self.budget // 4:
+        held = self.held(file, entry, index)
+        if held is None:
             return self._take_blocks(file, entry, index)
+        result: NDArray[Any] = held[index]
+        return result
+
+    def held(self, file: ShardFile, entry: Entry, index: NDArray[np.int64]) -> NDArray[Any] | None:
+        """The section as an array in which the elements ``index`` are there and verified; ``None`` for one too large to hold."""
+        if entry.blocks * BLOCK_BYTES > self.budget // 4:
+            return None
         with self._lock:
             held = self._hold(file, entry)
             if held.missing:
                 self._load(file, entry, held, self._touched(entry, index))
-        result: NDArray[Any] = held.elements[index]
-        return result
+        return held.elements[: entry.count]
 
     def _touched(self, entry: Entry, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """Blocks to read for some elements: of a small section all, in one go."""

@@ -25,8 +25,10 @@ from lfdata.format.forking import watch
 
 T = TypeVar("T")
 
-# How many pages are sampled to see whether a file lies in the page cache, and for how many calls the answer holds.
+# How many pages are sampled to see whether a file lies in the page cache, how many of them must, and for how many calls the answer holds.
+# The system drops single pages of a file in use: a few random faults cost less than a system call a row.
 RESIDENT_SAMPLES = 32
+RESIDENT_ENOUGH = 30
 RESIDENT_CALLS = 256
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -240,11 +242,11 @@ class LocalFile:
             self._mapping = self.run(lambda descriptor: map_file(descriptor, self.size))
         return self._mapping
 
-    def resident_mapping(self, resident: Callable[[memoryview, int, int], bool]) -> memoryview | None:
-        """The mapping, if the file seems to lie in the page cache, looked at again now and then; ``resident`` samples its pages."""
+    def resident_mapping(self, resident: Callable[[memoryview, int, int], int]) -> memoryview | None:
+        """The mapping, if the file seems to lie in the page cache, looked at again now and then; ``resident`` counts sampled pages."""
         if self._looked <= 0:
             self._looked = RESIDENT_CALLS
-            self._resident = resident(self.map(), RESIDENT_SAMPLES, time.monotonic_ns())
+            self._resident = resident(self.map(), RESIDENT_SAMPLES, time.monotonic_ns()) >= RESIDENT_ENOUGH
         self._looked -= 1
         return self.map() if self._resident else None
 

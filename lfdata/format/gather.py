@@ -26,14 +26,47 @@ try:
 except ImportError:
     native = None
 
-# Bytes for each thread: starting one costs about what reading and checking 100 KB does, and small rows wait for memory anyway.
-BYTES_A_THREAD = 1 << 20
+# Bytes for each thread: waking one costs about what reading and checking 50 KB does.
+BYTES_A_THREAD = 1 << 18
 MAX_THREADS = 4
 
 
 def default_threads() -> int:
     """Threads a read may use: the cores this process may use, at most :data:`MAX_THREADS`."""
     return min(MAX_THREADS, len(os.sched_getaffinity(0)))
+
+
+def locate(
+    locators: NDArray[Any],
+    counts: NDArray[Any],
+    rows: NDArray[np.int64],
+    spans: tuple[NDArray[np.uint64], NDArray[np.uint64]],
+    unit: int,
+    base: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64], int]:
+    """Where the payloads of some rows lie.
+
+    Args:
+        locators, counts: columns of the shard, or their elements at ``rows`` (then ``rows`` counts from 0 on): start and check;
+            units a payload.
+        rows: elements of the columns, in range.
+        spans: starts and ends of the ascending ranges, in units, that payloads must lie in.
+        unit: bytes of one unit.
+        base: where in the file unit 0 lies.
+
+    Returns:
+        Offsets and lengths in bytes, checks, and the position of the first row whose payload lies outside, or -1.
+    """
+    if native is not None:
+        offsets, lengths, checks = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64), np.empty(len(rows), np.uint64)
+        outside: int = native.locate(locators, counts, rows, *spans, unit, base, offsets, lengths, checks)
+        return offsets, lengths, checks, outside
+    found, sizes = locators[rows], counts[rows].astype(np.uint64)
+    starts = found["offset"]
+    ends = spans[1][spans[0].searchsorted(starts, "right") - 1]
+    good = (starts <= ends) & (sizes <= ends - starts)
+    begin, size = np.uint64(base) + starts * np.uint64(unit), sizes * np.uint64(unit)
+    return begin.astype(np.int64), size.astype(np.int64), found["check"], -1 if good.all() else int(np.argmin(good))
 
 
 def gather(

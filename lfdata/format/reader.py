@@ -17,6 +17,7 @@ from lfdata.errors import ChangedError, CorruptError, FormatError, KeyMissingErr
 from lfdata.format import layout
 from lfdata.format.cache import IndexCache
 from lfdata.format.files import LocalFile, RangeFile, read_range
+from lfdata.format.gather import locate
 from lfdata.format.layout import BLOCK_BYTES, HEADER_BYTES, TRAILER_BYTES, Entry, Identity, Trailer, xxh3
 from lfdata.format.meta import FieldMeta, ShardMeta, check_fields, decode_json
 from lfdata.format.schema import check_schema, field_ndim
@@ -282,26 +283,26 @@ class ShardFile:
         """Offsets in the file, lengths in bytes and checks of the payloads of some rows; bounds are verified."""
         number = self.ordinal(field)
         kind = self.fields[number].kind
-        locators = self._cache.rows(self, self._find(b"LOCR", number), rows)
-        role = layout.ROLE_CODES["tokens" if kind == "tokens" else "bytes"]
-        lengths = self._cache.rows(self, self._find(b"COLM", number, role), rows)
-        starts = locators["offset"]
+        locators, counts = (
+            self._find(b"LOCR", number),
+            self._find(b"COLM", number, layout.ROLE_CODES["tokens" if kind == "tokens" else "bytes"]),
+        )
         if kind == "tokens":
             region = self._find(b"TOKN", number)
-            width = np.uint64(region.dtype.itemsize)
-            self._refuse(field, rows, (starts <= region.count) & (lengths <= np.uint64(region.count) - starts))
-            begin, size = region.offset + starts * width, lengths * width
-            return begin.astype(np.int64), size.astype(np.int64), locators["check"]
-        # The group before the first is empty and at 0: where values of length 0 are, and values before every group are too long for it.
-        group = self._group_starts.searchsorted(starts, "right") - 1
-        ends = self._group_ends[group]
-        self._refuse(field, rows, (starts <= ends) & (lengths <= ends - starts))
-        return starts.astype(np.int64), lengths.astype(np.int64), locators["check"]
-
-    def _refuse(self, field: str, rows: NDArray[np.int64], good: NDArray[np.bool_]) -> None:
-        if not good.all():
-            row = int(rows[np.argmin(good)])
+            spans = np.zeros(1, np.uint64), np.array([region.count], np.uint64)
+            unit, base = region.dtype.itemsize, region.offset
+        else:
+            # The group before the first is empty and at 0: where values of length 0 are, and values before every group are too long for it.
+            spans, unit, base = (self._group_starts, self._group_ends), 1, 0
+        columns, elements = [self._cache.held(self, entry, rows) for entry in (locators, counts)], rows
+        if columns[0] is None or columns[1] is None or not len(rows):
+            columns = [self._cache.rows(self, entry, rows) for entry in (locators, counts)]
+            elements = np.arange(len(rows))
+        offsets, lengths, checks, outside = locate(columns[0], columns[1], elements, spans, unit, base)
+        if outside >= 0:
+            row = int(rows[outside])
             raise CorruptError(self.name, None, f"field {field!r}, row {row}: its payload lies outside its section")
+        return offsets, lengths, checks
 
     # -- keys ---------------------------------------------------------------------------------------------------------
 

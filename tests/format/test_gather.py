@@ -18,6 +18,7 @@ import xxhash
 from lfdata.errors import TruncatedError
 from lfdata.format import gather as module
 from lfdata.format.files import LocalFile
+from lfdata.format.layout import LOCATOR
 
 REPO = Path(__file__).resolve().parents[2]
 SEED = 0xFEDCBA9876543210
@@ -33,8 +34,8 @@ def choose(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("the native module is not built")
     else:
         native = module.native
-        resident: Callable[..., bool] = lambda *_: way == "mapped"  # noqa: E731
-        fake = SimpleNamespace(read_checked=native.read_checked, read_mapped=native.read_mapped, resident=resident)
+        resident: Callable[..., int] = lambda _, samples, __: samples if way == "mapped" else 0  # noqa: E731
+        fake = SimpleNamespace(**vars(native) | {"resident": resident})
         monkeypatch.setattr(module, "native", fake)
 
 
@@ -105,6 +106,7 @@ path, when = sys.argv[2], sys.argv[3]
 if when == "before": faulthandler.enable()
 from lfdata.format import gather
 from lfdata.format.files import LocalFile
+from lfdata.format.layout import LOCATOR
 file = LocalFile(path)
 i = lambda *v: np.array(v, np.int64)
 checks, out = i(1, 1).view(np.uint64), np.empty(20, np.uint8)
@@ -158,3 +160,79 @@ def test_the_native_hash_is_xxh3() -> None:
         data = os.urandom(size)
         for seed in (0, SEED):
             assert module.native.xxh3(data, seed) == xxhash.xxh3_64_intdigest(data, seed)
+
+
+@pytest.mark.parametrize("way", ["native", "python"])
+def test_where_payloads_lie(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside one span to the last byte is inside; between spans, across two, or before the first is not."""
+    if way == "python":
+        monkeypatch.setattr(module, "native", None)
+    elif module.native is None:
+        pytest.skip("the native module is not built")
+    spans = np.array([0, 100, 300], np.uint64), np.array([0, 200, 400], np.uint64)
+    cases = [(100, 100, 1), (150, 50, 1), (150, 51, 0), (200, 0, 1), (201, 0, 0), (250, 1, 0), (99, 1, 0), (0, 0, 1), (0, 1, 0)]
+    cases += [(300, 100, 1), (399, 1, 1), (400, 1, 0), (100, 300, 0), (2**64 - 1, 1, 0), (300, 2**32 - 1, 0)]
+    locators = np.zeros(len(cases), LOCATOR)
+    locators["offset"] = [start for start, _, _ in cases]
+    locators["check"] = np.arange(len(cases)) + 7
+    for dtype in (np.uint32, np.uint64):
+        counts = np.array([size for _, size, _ in cases], dtype)
+        for row, (start, size, inside) in enumerate(cases):
+            offsets, lengths, checks, outside = module.locate(locators, counts, np.array([0, row, 0]), spans, 2, 64)
+            assert outside == (-1 if row == 0 or inside else 1)
+            if inside:
+                assert (offsets[1], lengths[1], checks[1]) == (64 + 2 * start, 2 * size, row + 7)
+    assert module.locate(locators, counts, np.zeros(0, np.int64), spans, 1, 0)[3] == -1
+
+
+@needs_native
+@pytest.mark.parametrize("row", [-1, 3, 2**62, -(2**62)])
+def test_rows_outside_the_columns_are_refused(row: int) -> None:
+    spans = np.zeros(1, np.uint64), np.full(1, 9, np.uint64)
+    with pytest.raises(ValueError, match=f"row {row} lies outside the columns"):
+        module.locate(np.zeros(3, LOCATOR), np.zeros(3, np.uint32), np.array([0, row]), spans, 1, 0)
+    with pytest.raises(ValueError, match="must match each other"):
+        module.locate(np.zeros(3, LOCATOR), np.zeros(4, np.uint32), np.array([0]), spans, 1, 0)
+
+
+HELPED = """
+import os, sys, threading
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+from lfdata.format import gather
+from lfdata.format.files import LocalFile
+from lfdata.format.layout import LOCATOR
+data = open(sys.argv[2], "rb").read()
+gather.BYTES_A_THREAD = 1000
+file = LocalFile(sys.argv[2])
+def check(seed):
+    offsets = np.random.default_rng(seed).integers(0, len(data) - 5000, 200)
+    lengths = np.full(200, 5000)
+    checks = np.array([gather.xxh3(data[at : at + 5000]) for at in offsets.tolist()], np.uint64)
+    for _ in range(20):
+        out = np.zeros(1_000_000, np.uint8)
+        assert gather.gather(file, 0, offsets, lengths, checks, out, np.arange(200) * 5000, 4) == -1
+        assert out.tobytes() == b"".join(data[at : at + 5000] for at in offsets.tolist())
+check(0)
+threads = [threading.Thread(target=check, args=(seed,)) for seed in range(1, 6)]
+[thread.start() for thread in threads]
+children = []
+for seed in range(10, 16):
+    child = os.fork()
+    if not child:
+        check(seed)
+        os._exit(0)
+    children.append(child)
+[thread.join() for thread in threads]
+assert [os.waitpid(child, 0)[1] for child in children] == [0] * 6
+print("all the same")
+"""
+
+
+@needs_native
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_threads_kept_between_calls_serve_threads_and_forked_children(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(os.urandom(200_000))
+    command = [sys.executable, "-W", "ignore", "-c", HELPED, str(REPO), str(tmp_path / "file")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "all the same\n", done.stderr
