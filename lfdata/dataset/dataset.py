@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfdata.dataset.ragged import Ragged
+from lfdata.dataset.rows import by_shard, checked_rows, reserve
 from lfdata.dataset.shard import Shard
-from lfdata.errors import CorruptError, KeyMissingError, LimitError, OptionError, SampleError
+from lfdata.errors import CorruptError, KeyMissingError, OptionError, SampleError
 from lfdata.format.cache import DEFAULT_BUDGET, IndexCache
 from lfdata.format.columns import column_dtype, scalar_dtype
 from lfdata.format.files import DescriptorPool, LocalFile, RangeFile
@@ -127,9 +128,9 @@ class ShardDataset:
         Returns:
             By field name; with ``decode`` also ``"__key__"``.
         """
-        rows = self._rows(indices)
+        rows = checked_rows(self.path, len(self), indices)
         names = self.fields if fields is None else self._names(fields)
-        parts = self._by_shard(rows)
+        parts = by_shard(self._starts, rows)
         result: dict[str, Any] = {name: self._values(name, rows, parts, decode) for name in names}
         if decode:
             result[KEY] = self._keys(rows, parts)
@@ -137,8 +138,8 @@ class ShardDataset:
 
     def keys(self, indices: Any) -> list[bytes]:
         """Keys of some samples."""
-        rows = self._rows(indices)
-        return self._keys(rows, self._by_shard(rows))
+        rows = checked_rows(self.path, len(self), indices)
+        return self._keys(rows, by_shard(self._starts, rows))
 
     def index_of(self, key: bytes | str) -> int:
         """Index of the sample with this key (``str`` is taken as UTF-8). Raises :class:`KeyMissingError`."""
@@ -183,8 +184,8 @@ class ShardDataset:
         self._names([field])
         if self.schema[field].kind != kind:
             raise OptionError(f"{self.path}: field {field!r} is of kind {self.schema[field].kind}, not {kind}")
-        rows = self._rows([index])
-        number, _ = self._by_shard(rows)[0]
+        rows = checked_rows(self.path, len(self), [index])
+        number, _ = by_shard(self._starts, rows)[0]
         shard, local = self._shard(number), rows - self._starts[number]
         if not shard.present(field, local)[0]:
             key = self.keys([index])[0]
@@ -284,31 +285,6 @@ class ShardDataset:
             raise KeyMissingError(f"{self.path}: no field {unknown[0]!r}; there are {list(self.schema)}")
         return tuple(dict.fromkeys(fields))
 
-    def _rows(self, indices: Any) -> NDArray[np.int64]:
-        given = np.asarray(indices)
-        if given.dtype.kind == "O" and given.ndim == 1 and all(isinstance(index, int) for index in given):
-            raise IndexError(f"{self.path}: index {next(i for i in given if abs(i) >= len(self))} of {len(self)} samples")
-        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-            raise OptionError(
-                f"indices must be a one-dimensional sequence of integers, not {given.dtype} of shape {given.shape}"
-            )
-        rows = np.minimum(given, len(self)).astype(np.int64) if given.dtype.kind == "u" else given.astype(np.int64, copy=False)
-        if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
-            rows = np.where(rows < 0, rows + len(self), rows)
-            bad = (rows < 0) | (rows >= len(self))
-            if bad.any():
-                raise IndexError(f"{self.path}: index {given[int(np.argmax(bad))]} of {len(self)} samples")
-        return rows
-
-    def _by_shard(self, rows: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
-        """Shards touched, each with the positions in ``rows`` that lie in it."""
-        if len(self._starts) == 2 and len(rows):
-            return [(0, np.arange(len(rows)))]
-        shard_of = self._starts.searchsorted(rows, side="right") - 1
-        if len(rows) and (shard_of == shard_of[0]).all():
-            return [(int(shard_of[0]), np.arange(len(rows)))]
-        return [(int(number), np.flatnonzero(shard_of == number)) for number in np.unique(shard_of)]
-
     def _shard(self, number: int) -> Shard:
         with self._lock:
             shard = self._shards.get(number)
@@ -377,7 +353,7 @@ class ShardDataset:
             shard = self._shard(parts[0][0])
             local = rows - self._starts[parts[0][0]]
             found = shard.lengths(name, local)
-            offsets, out = self._reserve(name, found[1])
+            offsets, out = reserve(self.path, name, found[1])
             shard.read(name, local, found, out, offsets[:-1], self.read_threads)
             return Ragged(out, offsets, shard.present(name, local))
         lengths = np.zeros(len(rows), np.int64)
@@ -389,24 +365,10 @@ class ShardDataset:
             present[where] = self._shard(number).present(name, local)
             lengths[where] = found[1]
             located.append((number, local, found, where))
-        offsets, out = self._reserve(name, lengths)
+        offsets, out = reserve(self.path, name, lengths)
         for number, local, found, where in located:
             self._shard(number).read(name, local, found, out, offsets[where], self.read_threads)
         return Ragged(out, offsets, present)
-
-    def _reserve(self, name: str, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-        """Offsets of values of these lengths, and the buffer for them."""
-        count = len(lengths)
-        if count and int(lengths.max()) * count >= 1 << 62:
-            raise LimitError(self.path, None, f"field {name!r}: more than 2^62 bytes in {count} samples")
-        offsets = np.zeros(count + 1, np.int64)
-        lengths.cumsum(out=offsets[1:])
-        try:
-            return offsets, np.empty(int(offsets[-1]), np.uint8)
-        except MemoryError as error:
-            raise LimitError(
-                self.path, None, f"field {name!r}: no memory for {offsets[-1]} bytes. Read fewer samples at a time"
-            ) from error
 
 
 def _reopen(

@@ -294,11 +294,12 @@ class ShardFile:
         else:
             # The group before the first is empty and at 0: where values of length 0 are, and values before every group are too long for it.
             spans, unit, base = (self._group_starts, self._group_ends), 1, 0
-        columns, elements = [self._cache.held(self, entry, rows) for entry in (locators, counts)], rows
-        if columns[0] is None or columns[1] is None or not len(rows):
-            columns = [self._cache.rows(self, entry, rows) for entry in (locators, counts)]
+        table, sizes = self._cache.held(self, locators, rows), self._cache.held(self, counts, rows)
+        elements = rows
+        if table is None or sizes is None:
+            table, sizes = self._cache.rows(self, locators, rows), self._cache.rows(self, counts, rows)
             elements = np.arange(len(rows))
-        offsets, lengths, checks, outside = locate(columns[0], columns[1], elements, spans, unit, base)
+        offsets, lengths, checks, outside = locate(table, sizes, elements, spans, unit, base)
         if outside >= 0:
             row = int(rows[outside])
             raise CorruptError(self.name, None, f"field {field!r}, row {row}: its payload lies outside its section")

@@ -144,20 +144,25 @@ class _Verifier:
 
     def run(self, quick: bool) -> Iterator[Damage]:
         """All findings."""
-        stages: list[tuple[str, Iterator[Damage]]] = [("padding", self._padding()), ("index", self._blocks())]
+        stages: list[tuple[str, str, Iterator[Damage]]] = [("padding", "", self._padding()), ("index", "", self._blocks())]
         if not quick:
-            stages.append(("GRUP", self._plain()))
-        stages.append(("KEYS", self._consistency("", lambda: check_keys(self.shard))))
+            stages.append(("GRUP", "", self._plain()))
+        stages.append(("KEYS", "", self._consistency("", lambda: check_keys(self.shard))))
         for field in self.shard.fields:
-            stages.append((field.name, self._consistency(field.name, lambda field=field: check_field(self.shard, field))))  # type: ignore[misc]
+            check = self._consistency(field.name, lambda field=field: check_field(self.shard, field))  # type: ignore[misc]
+            stages.append(("COLM", field.name, check))
             if not quick and field.kind != "scalar" and self.shard.identity.kind != layout.KIND_INDEX:
-                stages.append((field.name, self._values(field)))
-        for section, stage in stages:
+                stages.append(("GRUP", field.name, self._values(field)))
+        told: set[tuple[int | None, str]] = set()
+        for section, name, stage in stages:
             try:
-                yield from stage
+                for damage in stage:
+                    told.add((damage.offset, damage.reason))
+                    yield damage
             except LfdataError as error:
-                offset = error.offset if isinstance(error, FormatError) else None
-                yield Damage(self.shard.name, section, offset, error.reason if isinstance(error, FormatError) else str(error))
+                offset, reason = (error.offset, error.reason) if isinstance(error, FormatError) else (None, str(error))
+                if (offset, reason) not in told:  # a block that an earlier stage has found damaged
+                    yield Damage(self.shard.name, section, offset, reason, name)
 
     def _damage(self, entry: Entry, offset: int, reason: str) -> Damage:
         field = self.shard.fields[entry.field].name if entry.field < len(self.shard.fields) else ""

@@ -85,6 +85,9 @@ class Synthetic:
     def unstage(self, unit: int, directory: Path) -> None:
         del unit, directory
 
+    def place(self, locator: bytes) -> str:
+        return f"file-{int(locator)}"
+
     def load(self, locator: bytes) -> RawSample:
         number = int(locator)
         path = f"file-{number}"

@@ -154,7 +154,7 @@ TWICE = {"5": "double", "60": "double", "95": "double", "7": "pair", "8": "pair"
 
 
 def test_duplicates_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"2 keys occur more than once.*'double' \(records 5, 60, 95\)"):
+    with pytest.raises(SourceError, match=r"2 keys occur more than once.*'double' \(file-5, file-60, file-95\)"):
         run(tmp_path / "t", synthetic(keys=TWICE))
     assert leftovers(tmp_path / "t") == []
 
@@ -165,6 +165,7 @@ def test_duplicates_dropped_across_segments(policy: str, dropped: list[int], tmp
     assert (summary.samples, summary.dropped, summary.errors) == (97, 3, 0)
     found = [(entry["record"], entry["action"], entry["code"]) for entry in reported(tmp_path / "t")]
     assert found == [(number, "dropped", "duplicate-key") for number in dropped]
+    assert [entry["path"] for entry in reported(tmp_path / "t")] == [f"file-{number}" for number in dropped]
     kept = [sample["about"]["number"] for sample in values(tmp_path / "t")]
     assert kept == [number for number in range(100) if number not in dropped]
 

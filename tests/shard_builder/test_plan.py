@@ -25,6 +25,9 @@ class Listed:
     def scan(self) -> Iterator[Record | BadRecord]:
         yield from self.items
 
+    def place(self, locator: bytes) -> str:
+        return f"at {locator.decode()}"
+
 
 def plan(
     folder: Path, items: list[Record | BadRecord], *, rows: int = 1000, size: int = 1 << 40, duplicates: str = "error"
@@ -117,7 +120,10 @@ def test_duplicates_among_a_hundred_thousand_keys(
         kept = min(group) if policy == "first" else max(group)
         wanted |= set(group) - {kept}
     if policy == "error":
-        with pytest.raises(SourceError, match=r"1000 keys occur more than once.*and 990 more"):
+        with pytest.raises(
+            SourceError,
+            match=r"1000 keys occur more than once: 'double \d+' \(at locator \d+, at locator \d+, at locator \d+\); .*and 990 more",
+        ):
             plan(tmp_path, items, duplicates=policy)
     else:
         made = plan(tmp_path, items, duplicates=policy)

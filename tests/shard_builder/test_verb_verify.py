@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from lfdata.codecs.base import Encoded
-from lfdata.errors import FormatError, StorageError
+from lfdata.errors import CorruptError, FormatError, StorageError
 from lfdata.format.durable import Files
 from lfdata.format.files import LocalFile
 from lfdata.format.index import write_index
@@ -317,6 +317,9 @@ def test_a_single_file_that_is_no_shard_is_damage(tmp_path: Path) -> None:
     path.write_bytes(os.urandom(5000))
     (found,) = verify(path, workers=1).damage
     assert found.file == "x.lfd" and found.offset == 0
+    path = path.rename(tmp_path / "x.bin")
+    with pytest.raises(CorruptError, match="x.bin: byte 0: neither a data set nor a file of this format"):
+        verify(path, workers=1)
 
 
 def _array(*numbers: int):  # type: ignore[no-untyped-def]
@@ -339,6 +342,8 @@ def test_damage_is_joined_counted_and_bounded() -> None:
     for row in range(5):
         found.add(Damage("f", "corrupt", "index block", offset=1, row=row))
     found.add(Damage("f", "corrupt", "index block", offset=1, row=2))
+    found.add(Damage("f", "corrupt", "index block", offset=1, section="COLM", field="x"))
+    assert found.damaged == 1 and found.listed[0].section == "COLM" and found.listed[0].field == "x"
     assert [(item.row, item.rows) for item in found.listed] == [(0, 5)] and "rows 0 to 4" in found.listed[0].line()
     for row in range(0, 4 * MAX_LISTED, 2):
         found.add(Damage("g", "corrupt", "x", row=row))

@@ -188,7 +188,7 @@ class Planner:
             if self._records > first:
                 self._segments.append(Segment(first, self._records, unit, place))
             self._flush()
-            dropped, warnings = self._resolve()
+            dropped, warnings = self._resolve(source)
         finally:
             self._keys.close()
             self._normal.close()
@@ -244,22 +244,27 @@ class Planner:
         size = int.from_bytes(self._scratch.pread(4, place), "little")
         return _unpack(self._scratch.pread(size, place + 4))
 
-    def _resolve(self) -> tuple[set[int], list[str]]:
+    def _resolve(self, source: Source) -> tuple[set[int], list[str]]:
         """Ordinals to leave out, and warnings about keys that differ only by Unicode normalisation."""
         dropped: set[int] = set()
         listed: list[str] = []
+        keys = 0
         for places in self._keys.groups():
-            by_key: dict[bytes, list[int]] = {}
+            by_key: dict[bytes, list[tuple[int, Item]]] = {}
             for ordinal, item in map(self._at, places):
-                by_key.setdefault(item.key, []).append(ordinal)
-            for key, ordinals in by_key.items():
-                if len(ordinals) > 1:
-                    listed.append(f"{_show(key)} (records {', '.join(str(n) for n in ordinals[:4])})")
+                by_key.setdefault(item.key, []).append((ordinal, item))
+            for key, same in by_key.items():
+                if len(same) > 1:
+                    if len(listed) < _LISTED:
+                        shown = ", ".join(source.place(item.locator) for _, item in same[:4] if isinstance(item, Record))
+                        listed.append(f"{_show(key)} ({shown}{', ...' if len(same) > 4 else ''})")
+                    keys += 1
+                    ordinals = [ordinal for ordinal, _ in same]
                     dropped.update(ordinals[1:] if self._duplicates == "first" else ordinals[:-1])
         if dropped and self._duplicates == "error":
-            more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
+            more = f" and {keys - _LISTED} more" if keys > _LISTED else ""
             raise SourceError(
-                f"{len(listed)} keys occur more than once: {'; '.join(listed[:_LISTED])}{more}. "
+                f"{keys} keys occur more than once: {'; '.join(listed)}{more}. "
                 "Keys must be unique: fix the source, or choose --duplicates first or last"
             )
         return dropped, self._collisions()

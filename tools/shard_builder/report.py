@@ -55,9 +55,10 @@ class Report:
         """Something odd about a sample that was stored all the same."""
         self._add(ordinal, SampleError("warning", reason, key=key, path=path, field=field), "stored")
 
-    def dropped(self, ordinal: int, key: bytes) -> None:
+    def dropped(self, ordinal: int, key: bytes, path: str) -> None:
         """A record that the duplicates policy leaves out."""
-        self._add(ordinal, SampleError("duplicate-key", f"--duplicates {self._options.duplicates}", key=key), "dropped")
+        error = SampleError("duplicate-key", f"--duplicates {self._options.duplicates}", key=key, path=path)
+        self._add(ordinal, error, "dropped")
 
     def _add(self, ordinal: int, error: SampleError, action: str) -> None:
         self._pending.append(

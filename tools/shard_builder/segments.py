@@ -120,7 +120,7 @@ class SegmentWriter:
         if isinstance(item, BadRecord):
             self._bad(ordinal, SampleError(item.code, item.reason, key=item.key, path=item.path), [])
         else:
-            self._run.report.dropped(ordinal, item.key)
+            self._run.report.dropped(ordinal, item.key, self._run.source.place(item.locator))
 
     def _bad(self, ordinal: int, error: SampleError, kept: list[tuple[str, bool, memoryview]]) -> None:
         self._run.report.error(ordinal, error)

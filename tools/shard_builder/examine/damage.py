@@ -53,6 +53,13 @@ class Damage(msgspec.Struct, omit_defaults=True):
     key: str | None = None
     field: str | None = None
 
+    def complete(self, other: Damage) -> None:
+        """Take over what the same fault, seen from elsewhere, says more."""
+        if self.row is None:
+            self.row, self.rows, self.index, self.key = other.row, other.rows, other.index, other.key
+        self.section = self.section if self.section is not None else other.section
+        self.field = self.field if self.field is not None else other.field
+
     def line(self) -> str:
         """For people: everything that is known, in one line."""
         parts = [visible(self.file)]
@@ -113,9 +120,15 @@ class DamageList:
         self.damaged = 0
         self.warnings = 0
         self._seen: set[tuple[Any, ...]] = set()
+        self._placed: dict[tuple[Any, ...], Damage] = {}
 
     def add(self, item: Damage) -> None:
         """Take one in."""
+        place = (item.file, item.code, item.reason, item.offset)
+        known = self._placed.get(place)
+        if known is not None and (known.row is None or item.row is None):
+            known.complete(item)
+            return
         what = (item.file, item.code, item.reason, item.offset, item.field)
         last = self.listed[-1] if self.listed else None
         if last is not None and what == (last.file, last.code, last.reason, last.offset, last.field) and _follows(last, item):
@@ -130,6 +143,8 @@ class DamageList:
             self.damaged += 1
         if len(self.listed) < MAX_LISTED:
             self.listed.append(item)
+            if item.offset is not None:
+                self._placed.setdefault(place, item)
 
     def _note(self, identity: tuple[Any, ...]) -> bool:
         """Whether this is new, as far as memory goes."""

@@ -93,6 +93,10 @@ class Source(Protocol):
         """Remove what ``stage`` made."""
         ...
 
+    def place(self, locator: bytes) -> str:
+        """Where a sample lies, for messages; reads nothing."""
+        ...
+
     def load(self, locator: bytes) -> RawSample:
         """Load one sample (in a worker process). Raises :class:`lfdata.errors.SampleError`."""
         ...

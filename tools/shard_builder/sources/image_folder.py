@@ -158,6 +158,10 @@ class ImageFolder:
     def unstage(self, unit: int, directory: Path) -> None:
         """Nothing was staged."""
 
+    def place(self, locator: bytes) -> str:
+        """The path of the image."""
+        return show(os.fsdecode(locator))
+
     # -- workers ------------------------------------------------------------------------------------------------------
 
     def load(self, locator: bytes) -> RawSample:

@@ -233,12 +233,16 @@ class Table:
         fields = [msgspec.structs.asdict(spec) for spec in self.fields]
         return {"kind": self.kind, "location": str(self.path), "fields": fields, "options": options}
 
+    def place(self, locator: bytes) -> str:
+        """Table and line."""
+        return f"{self.name}:{_decode(locator)[2]}"
+
     # -- workers ------------------------------------------------------------------------------------------------------
 
     def load(self, locator: bytes) -> RawSample:
         """Parse one row and read the files it names. Raises :class:`SampleError`."""
-        offset, length, line, digest = _decode(locator)
-        path = f"{self.name}:{line}"
+        offset, length, _, digest = _decode(locator)
+        path = self.place(locator)
         try:
             data = without_mark(self._bytes(offset, length, digest), offset)
             self._files = {}

@@ -193,10 +193,15 @@ class WebDatasetSource:
     def _staged(self, unit: int, directory: Path) -> Path:
         return directory / f"unit-{unit:06d}.tar"
 
+    def place(self, locator: bytes) -> str:
+        """The tar, and where in it the sample begins."""
+        unit, start, _ = _decode(locator)
+        return f"{self._tars.name(unit)}: byte {start}"
+
     def load(self, locator: bytes) -> RawSample:
         """One sample. Raises :class:`SampleError`."""
-        unit, start, places = _decode(locator)
-        path = f"{self._tars.name(unit)}: byte {start}"
+        unit, _, places = _decode(locator)
+        path = self.place(locator)
         values: dict[str, Any] = {}
         for field, alternative, offset, size in places:
             spec = self.fields[field]

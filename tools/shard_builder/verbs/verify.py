@@ -14,6 +14,7 @@ import msgspec
 
 from lfdata.errors import CorruptError, FormatError, LfdataError
 from lfdata.format.durable import is_temporary
+from lfdata.format.layout import MAGIC, TRAILER_BYTES, TRAILER_MAGIC
 from lfdata.format.meta import MANIFEST
 from shard_builder.examine.check_keys import ranges
 from shard_builder.examine.damage import Damage, DamageList, code_of, place, reason_of
@@ -146,8 +147,17 @@ def _plan_file(path: Path, quick: bool) -> _Plan:
     try:
         data = DataSet.open(path)
     except FormatError:
+        if path.suffix not in (".lfd", ".lfi") and not _has_magic(path):
+            raise CorruptError(path, 0, "neither a data set nor a file of this format") from None
         return _Plan(path, None, tasks)  # the file check says what is wrong
     return _Plan(path, data, [*tasks, *_payload_tasks(data, quick)])
+
+
+def _has_magic(path: Path) -> bool:
+    with open(path, "rb") as file:
+        head = file.read(len(MAGIC))
+        file.seek(max(0, path.stat().st_size - TRAILER_BYTES))
+        return head == MAGIC or file.read(len(TRAILER_MAGIC)) == TRAILER_MAGIC
 
 
 def _file_task(task: Task, size: int) -> Task:
