@@ -14,7 +14,7 @@ from benchmarks.record import REPEATS, read, save
 
 def _names(context: click.Context, _: click.Parameter, text: str | None) -> list[str]:
     # By default those that offer the workload; one that is named and does not is in the record as such.
-    offered = [name for name in SUBJECTS if context.params["workload"] in subject_module(name).WORKLOADS]
+    offered = [name for name in SUBJECTS if WORKLOADS[context.params["workload"]].work in subject_module(name).WORK]
     names = [name.strip() for name in text.split(",")] if text else offered
     known = {name.rstrip("_"): name for name in SUBJECTS} | {name: name for name in SUBJECTS}
     unknown = [name for name in names if name not in known]
@@ -39,13 +39,16 @@ def _counts(_: click.Context, __: click.Parameter, text: str | None) -> tuple[in
     "--data",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     required=True,
-    help="Folder of JPEG files, or with tokens.npy for W3; `lfbench data` fetches one.",
+    help="Folder of JPEG files (W3: with tokens.npy, W4: of samples as in `lfbench data stamps`).",
 )
 @click.option("--repeats", default=REPEATS, show_default=True, type=click.IntRange(1))
 @click.option("--seconds", default=4.0, show_default=True, help="Least time a repeat is measured, in whole epochs.")
 @click.option("--workers", callback=_counts, help="Worker counts to sweep, such as 1,2 (default: each subject's own).")
+@click.option("--step", default=0.16, show_default=True, help="Seconds the consumer of W9 takes for a batch.")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--slow", default=0.0, help="Delay the last subject by this many seconds a sample, to see that it is found.")
+@click.option(
+    "--slow", default=0.0, help="Delay the last subject by this many seconds a sample (W8: once), to see that it is found."
+)
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path))
 def command(
     workload: str,
@@ -54,6 +57,7 @@ def command(
     repeats: int,
     seconds: float,
     workers: tuple[int, ...],
+    step: float,
     seed: int,
     slow: float,
     output: Path | None,
@@ -61,11 +65,11 @@ def command(
     """Measure SUBJECTS doing WORKLOAD on the samples of a folder. docs/benchmarks.md says how."""
     samples = count_samples(WORKLOADS[workload], data)
     if not samples:
-        wanted = ".jpg or .jpeg file" if WORKLOADS[workload].source == "images" else "tokens.npy with a whole sequence"
+        wanted = "tokens.npy with a whole sequence" if WORKLOADS[workload].source == "tokens" else ".jpg or .jpeg file"
         raise click.UsageError(f"{data}: no {wanted} in it")
-    options = Options(repeats=repeats, seconds=seconds, workers=workers, seed=seed)
+    options = Options(repeats=repeats, seconds=seconds, workers=workers, seed=seed, step=step)
     runner = Runner(WORKLOADS[workload], data, options, lambda text: click.echo(text, err=True))
-    floor = runner.memcpy()
+    floor = runner.memcpy() if runner.work.arrays else None
     entries = entries_of(subjects, slow)
     runner.all(entries)
     about = {
@@ -78,9 +82,11 @@ def command(
         "seconds": seconds,
         "cores": runner.cores,
         "seed": seed,
+        "step": step if runner.work.measure == "paced" else None,
+        "metric": runner.work.metric,
         "floor_memcpy_samples_s": floor,
     }
-    path = save(f"{workload}-{data.name}", about, as_record(entries), output)
+    path = save(f"{workload}-{data.name}", about, as_record(entries, runner.work.metric), output)
     click.echo(table(read(path)))
     click.echo(f"record: {path}")
     if all(entry.status != "ok" for entry in entries):

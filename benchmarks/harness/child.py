@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ import numpy as np
 from benchmarks.harness.work import WORKLOADS, Batch, Settings, Workload, touch
 
 TICK = os.sysconf("SC_CLK_TCK")
+# A consumer that waits longer than this for a batch was not fed.
+STARVED_SECONDS = 0.001
 
 
 def tree_cpu() -> float:
@@ -74,33 +76,168 @@ def check(work: Workload, epochs: Iterator[Iterator[Batch]], request: dict[str, 
     return {"keys": keys, "kinds": sorted(kinds)}
 
 
-def measure(epochs: Iterator[Iterator[Batch]], request: dict[str, Any], started: float) -> dict[str, Any]:
-    """Whole epochs until ``seconds`` have passed since the first batch."""
-    first = cpu_first = last = 0.0
-    skipped = samples = count = 0
-    delay = request["delay"]
+def measure(work: Workload, epochs: Iterator[Iterator[Batch]], request: dict[str, Any], started: float) -> dict[str, Any]:
+    """Whole epochs until ``seconds`` have passed since the first batch; cold: one epoch, from before the first batch on."""
+    cold, paced = work.measure == "cold", work.measure == "paced"
+    step = request["step"] if paced else 0.0
+    first, skipped, cpu_first = (started, 0, tree_cpu()) if cold else (0.0, 0, 0.0)
+    arrived = last = waited = 0.0
+    samples = count = batches = starved = 0
     while True:
+        asked = time.perf_counter()
         for batch in next(epochs):
+            wait = time.perf_counter() - asked
             touch(batch.arrays)
             samples += len(batch.keys)
-            if delay:
-                time.sleep(delay * len(batch.keys))
+            if request["delay"]:
+                time.sleep(request["delay"] * len(batch.keys))
+            if step:
+                time.sleep(step)
             last = time.perf_counter()
+            arrived = arrived or last
             if not first:
                 first, skipped, cpu_first = last, samples, tree_cpu()
+            else:
+                waited, batches, starved = waited + wait, batches + 1, starved + (wait > STARVED_SECONDS)
+            asked = time.perf_counter()
         count += 1
         if not samples:
             raise ValueError("the epoch had no batch")
-        if last - first >= request["seconds"]:
+        if cold or last - first >= request["seconds"]:
             break
     cpu = tree_cpu() - cpu_first
-    return {
+    if samples == skipped:
+        raise ValueError("one batch is all there is: nothing to measure between the first and the last")
+    answer = {
         "samples_s": (samples - skipped) / (last - first),
         "cpu_s_1000": 1000 * cpu / (samples - skipped),
-        "first_batch_s": first - started,
+        "first_batch_s": arrived - step - started,
         "samples": samples,
         "epochs": count,
     }
+    return answer | ({"waiting": waited / (last - first), "starved_steps": starved / batches} if paced else {})
+
+
+def read_keys(read: Callable[[int], Any], request: dict[str, Any], started: float) -> dict[str, Any]:
+    """Single reads at random for ``seconds``: reads/s and the distribution of their latency."""
+    rng = np.random.default_rng(request["seed"])
+    times: list[float] = []
+    total = 0
+    first, cpu = 0.0, tree_cpu()
+    begin = time.perf_counter()
+    while True:
+        for key in rng.integers(0, request["samples"], 1000).tolist():
+            asked = time.perf_counter()
+            data = np.frombuffer(read(key), np.uint8)
+            total += int(data[::4096].sum())
+            if request["delay"]:
+                time.sleep(request["delay"])
+            done = time.perf_counter()
+            first = first or done
+            times.append(done - asked)
+        if done - begin >= request["seconds"]:
+            break
+    cpu = tree_cpu() - cpu
+    p50, p99 = np.quantile(times, [0.5, 0.99]).tolist()
+    return {
+        "samples_s": len(times) / (done - begin),
+        "cpu_s_1000": 1000 * cpu / len(times),
+        "first_batch_s": first - started,
+        "samples": len(times),
+        "latency_p50_us": p50 * 1e6,
+        "latency_p99_us": p99 * 1e6,
+    }
+
+
+def read_digests(read: Callable[[int], Any], request: dict[str, Any]) -> dict[str, Any]:
+    """Digests of what chosen keys read as."""
+    keys = [key for key in range(request["samples"]) if chosen(key, request["samples"], request["wanted"])]
+    return {"digests": {str(key): hashlib.sha256(bytes(read(key))).hexdigest() for key in keys}}
+
+
+def save_state(subject: Any, work: Workload, request: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """Consume ``position`` batches of an epoch and keep the state after the last; gives the keys consumed."""
+    if not hasattr(subject, "resumable"):
+        epoch = next(subject.batches(work, Path(request["prepared"]), settings))
+        state: Callable[[], Any] = lambda: None  # noqa: E731
+    else:
+        epoch, state = subject.resumable(work, Path(request["prepared"]), settings, None)
+    keys: list[int] = []
+    for number, batch in enumerate(epoch, 1):
+        keys += np.asarray(batch.keys).reshape(-1).tolist()
+        if number == request["position"]:
+            Path(request["output"]).write_text(json.dumps(state()))
+            return {"keys": keys, "loads_state": hasattr(subject, "resumable")}
+    raise ValueError(f"the epoch ended before batch {request['position']}")
+
+
+def resume(subject: Any, work: Workload, request: dict[str, Any], settings: Settings, started: float) -> dict[str, Any]:
+    """Seconds from nothing to the batch after a saved state, and the keys from there to the end of the epoch."""
+    cpu = tree_cpu()
+    if not hasattr(subject, "resumable"):
+        epoch = next(subject.batches(work, Path(request["prepared"]), settings))
+        for _ in range(request["position"]):
+            next(epoch)
+    else:
+        state = json.loads(Path(request["state"]).read_text())
+        epoch, _ = subject.resumable(work, Path(request["prepared"]), settings, state)
+    batch = next(epoch)
+    touch(batch.arrays)
+    if request["delay"]:
+        time.sleep(request["delay"])
+    seconds, cpu = time.perf_counter() - started, tree_cpu() - cpu
+    keys = np.asarray(batch.keys).reshape(-1).tolist()
+    if request["rest"]:
+        for batch in epoch:
+            keys += np.asarray(batch.keys).reshape(-1).tolist()
+    return {"resume_s": seconds, "cpu_s": cpu, "keys": keys}
+
+
+def build(subject: Any, work: Workload, request: dict[str, Any], started: float) -> dict[str, Any]:
+    """The source's pictures into the subject's format, at the directory ``prepared``."""
+    target, cpu = Path(request["prepared"]), tree_cpu()
+    subject.build(work, Path(request["source"]), target, request["workers"])
+    if request["delay"]:
+        time.sleep(request["delay"] * request["samples"])
+    seconds = time.perf_counter() - started
+    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    return {
+        "samples_s": request["samples"] / seconds,
+        "cpu_s_1000": 1000 * (tree_cpu() - cpu) / request["samples"],
+        "bytes": size,
+    }
+
+
+def check_built(subject: Any, work: Workload, request: dict[str, Any]) -> dict[str, Any]:
+    """Build once; every key and size, and the bytes of chosen keys, go back."""
+    target = Path(request["prepared"])
+    subject.build(work, Path(request["source"]), target, request["workers"])
+    keys, kept_keys, kept = [], [], []
+    for key, data in subject.stored(work, target):
+        keys.append(key)
+        if chosen(key, request["samples"], request["wanted"]):
+            kept_keys.append(key)
+            kept.append(np.frombuffer(data, np.uint8))
+    ends = np.cumsum([len(data) for data in kept])
+    np.savez(request["output"], keys=np.array(kept_keys), ends=ends, data=np.concatenate([*kept, np.zeros(0, np.uint8)]))
+    return {"keys": [keys], "kinds": []}
+
+
+def act(subject: Any, work: Workload, request: dict[str, Any], settings: Settings, started: float) -> dict[str, Any]:
+    """Modes ``check`` and ``measure``, for each way of measuring; ``state`` for the one that resumes."""
+    checking = request["mode"] == "check"
+    prepared = Path(request["prepared"])
+    if request["mode"] == "state":
+        return save_state(subject, work, request, settings)
+    if work.measure == "build":
+        return check_built(subject, work, request) if checking else build(subject, work, request, started)
+    if work.measure == "reads":
+        read = subject.reader(work, prepared, settings)
+        return read_digests(read, request) if checking else read_keys(read, request, started)
+    if work.measure == "resume" and not checking:
+        return resume(subject, work, request, settings, started)
+    epochs = subject.batches(work, prepared, settings)
+    return check(work, epochs, request) if checking else measure(work, epochs, request, started)
 
 
 def main() -> None:
@@ -123,11 +260,7 @@ def main() -> None:
         answer |= {"seconds": time.perf_counter() - imported}
     else:
         settings = Settings(request["workers"], request["seed"], Path(request["source"]))
-        epochs = subject.batches(work, Path(request["prepared"]), settings)
-        if request["mode"] == "check":
-            answer |= check(work, epochs, request)
-        else:
-            answer |= measure(epochs, request, imported)
+        answer |= act(subject, work, request, settings, imported)
     os.write(answer_to, json.dumps(answer).encode() + b"\n")
     # Not through interpreter shutdown: what a library does there is not measured, and must not hang the harness.
     sys.stdout.flush()

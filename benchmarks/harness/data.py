@@ -7,13 +7,16 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from benchmarks.harness.multimodal import write_sample
 
 TILE_WIDTH, TILE_HEIGHT = 512, 384
 _PHOTO_PACKAGES = (
@@ -87,8 +90,33 @@ def _photos(unpacked: Path, target: Path) -> None:
             shutil.copyfile(photo, target / f"{_flat(photo, unpacked)}.jpg")
 
 
-def _all(unpacked: Path, target: Path) -> None:
-    shutil.copytree(unpacked, target, symlinks=True, dirs_exist_ok=True)
+def _captions(path: Path) -> dict[str, str]:
+    """A stamp's captions by language; the first line is English."""
+    first, *rest = path.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+    named = (line.partition(".utf8=") for line in rest)
+    return {"en": first.strip()} | {language.strip(): text.strip() for language, mark, text in named if mark}
+
+
+def _stamps(unpacked: Path, target: Path) -> None:
+    """Every stamp that is described in speech, with the caption in the language of the first of its recordings."""
+    number = 0
+    texts: list[str] = []
+    for stamp in sorted(unpacked.rglob("*.png")):
+        captions = _captions(stamp.with_suffix(".txt")) if stamp.with_suffix(".txt").exists() else {}
+        spoken = {
+            path.stem.partition("_desc_")[2] or "en": path for path in sorted(stamp.parent.glob(f"{stem(stamp)}_desc*.ogg"))
+        }
+        language = next((name for name in spoken if captions.get(name)), None)
+        if language is not None:
+            write_sample(target, number, stamp, captions, language, spoken[language])
+            number += 1
+            texts += captions.values()
+    _byte_pairs(texts, 8192).save(str(target / "tokenizer.json"))
+
+
+def stem(path: Path) -> str:
+    """A file's stem, safe in a glob pattern."""
+    return re.sub(r"([][*?])", r"[\1]", path.stem)
 
 
 _TAGS = re.compile(rb"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
@@ -103,21 +131,28 @@ def text_of(unpacked: Path) -> Iterator[str]:
             yield html.unescape(_TAGS.sub(b" ", path.read_bytes()).decode("utf-8", "replace"))
 
 
-def _tokens(unpacked: Path, target: Path) -> None:
-    """Byte-pair ids of the whole corpus, with a vocabulary learnt from its first 16 MiB; added to ``tokens.npy``."""
+def _byte_pairs(texts: Iterable[str], size: int) -> Any:
+    """A byte-pair tokenizer of ``size`` ids learnt from texts."""
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError as error:
         raise RecipeError("tokenizers is not installed: pip install 'lfdata[tokenizers]'") from error
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _tokens(unpacked: Path, target: Path) -> None:
+    """Byte-pair ids of the whole corpus, with a vocabulary learnt from its first 16 MiB; added to ``tokens.npy``."""
     vocabulary = target / "tokenizer.json"
     if not vocabulary.exists():
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False)
-        tokenizer.train_from_iterator(_first(text_of(unpacked), _TRAINED_BYTES), trainer)
-        tokenizer.save(str(vocabulary))
+        _byte_pairs(_first(text_of(unpacked), _TRAINED_BYTES), VOCABULARY).save(str(vocabulary))
+    from tokenizers import Tokenizer
+
     tokenizer = Tokenizer.from_file(str(vocabulary))
     parts = [np.load(target / "tokens.npy", allow_pickle=False)] if (target / "tokens.npy").exists() else []
     parts += [np.array(tokenizer.encode(text).ids, np.uint16) for text in text_of(unpacked)]
@@ -143,7 +178,12 @@ RECIPES = {
         ("python3.11-doc", "linux-doc-6.1", "debian-handbook"),
         _tokens,
     ),
-    "stamps": Recipe("785 captioned PNG and 7,858 spoken captions", "GPL-2", ("tuxpaint-stamps-default",), _all),
+    "stamps": Recipe(
+        "pictures of 1024 x 1024 with a caption, its recording and an annotation, from stamps that are described in speech",
+        "GPL-2",
+        ("tuxpaint-stamps-default",),
+        _stamps,
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ DOCUMENTS = (REPO / "README.md", REPO / "docs" / "benchmarks.md")
 # <!-- record: NAME --> table <!-- end -->
 _MARKER = re.compile(r"(<!-- record: ([\w.-]+) -->\n)(?:.*?\n)?(<!-- end -->)", re.DOTALL)
 # What must be equal for two records to be comparable.
-_SAME = ("workload", "data_digest", "seconds", "cores")
+_SAME = ("workload", "data_digest", "seconds", "cores", "step")
 
 
 def _spread(figure: dict[str, Any]) -> str:
@@ -26,33 +27,70 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.0001 else f"{value:.4f}"
 
 
+# Column, and the figure in it, of a record; a column is there where some subject has the figure.
+_COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str | None]], ...] = (
+    ("samples/s", lambda found: _figure(found, "samples_s")),
+    ("to the next batch, s", lambda found: _figure(found, "resume_s")),
+    ("loads a state", lambda found: _state(found)),
+    ("waiting, % of the time", lambda found: _figure(found, "waiting", 100)),
+    ("median read, us", lambda found: _figure(found, "latency_p50_us")),
+    ("99 % of reads, us", lambda found: _figure(found, "latency_p99_us")),
+    ("CPU-s / 1,000", lambda found: _figure(found, "cpu_s_1000")),
+    ("CPU-s", lambda found: _figure(found, "cpu_s")),
+    ("MiB anonymous + shared", lambda found: f"{found['memory_mib']['anonymous_shared']:,.0f}"),
+    ("first batch, s", lambda found: _figure(found, "first_batch_s")),
+    ("KB a sample", lambda found: f"{found['bytes_sample'] / 1000:,.1f}"),
+    ("workers", lambda found: str(found["workers"])),
+)
+
+
+def _figure(found: dict[str, Any], name: str, times: float = 1) -> str | None:
+    if name not in found:
+        return None
+    return _spread({key: value * times for key, value in found[name].items() if key != "repeats"})
+
+
+def _state(found: dict[str, Any]) -> str | None:
+    if "loads_state" not in found:
+        return None
+    epoch = found["epoch"]
+    lost = f"; {epoch['missing']} keys lost, {epoch['again']} doubled" if epoch["missing"] or epoch["again"] else ""
+    return ("yes" if found["loads_state"] else "no: batches are thrown away") + lost
+
+
 def table(record: dict[str, Any]) -> str:
     """A record of ``lfbench run`` as a Markdown table: ratio first, then figures with their spread (median [min, max])."""
+    ran = [found for found in record["results"].values() if found["status"] == "ok"]
+    columns = [(name, figure) for name, figure in _COLUMNS if any(figure(found) is not None for found in ran)]
     rows = [
-        "| subject | ratio to it | samples/s | CPU-s / 1,000 | MiB anonymous + shared | first batch, s | KB a sample | workers |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        f"| subject | ratio to it | {' | '.join(name for name, _ in columns)} |",
+        f"| --- | --- |{' --- |' * len(columns)}",
     ]
     for label, found in record["results"].items():
         if found["status"] != "ok":
             reason = found["reason"].splitlines()[-1].replace("|", "/") if found["reason"] else ""
-            rows.append(f"| {found['title'] or label} | {found['status']}: {reason} | | | | | | |")
+            rows.append(f"| {found['title'] or label} | {found['status']}: {reason} |{' |' * len(columns)}")
             continue
         against = found.get("first_over_this")
         ratio = "1" if against is None else f"{against['ratio']:.2f}{'' if against['differs'] else ' (no difference shown)'}"
-        rows.append(
-            f"| {found['title']}{' #' + label.split('#')[1] if '#' in label else ''} | {ratio} | {_spread(found['samples_s'])} "
-            f"| {_spread(found['cpu_s_1000'])} | {found['memory_mib']['anonymous_shared']:,.0f} "
-            f"| {_spread(found['first_batch_s'])} | {found['bytes_sample'] / 1000:,.1f} | {found['workers']} |"
-        )
-    about, machine = record["options"], record["machine"]
-    rows.append("")
-    floor = about["floor_memcpy_samples_s"]["median"]
-    rows.append(
-        f"{about['workload']}, {about['title']}: {about['samples']:,} samples of `{about['data']}`, {about['repeats']} interleaved "
-        f"repeats on {about['cores']} cores of {machine['cpu']}, {record['date'][:10]}. The ratio is the first subject's rate over "
-        f"this one's. Copying the outputs from memory to memory: {floor:,.0f} samples/s."
-    )
+        title = f"{found['title']}{' #' + label.split('#')[1] if '#' in label else ''}"
+        rows.append(f"| {title} | {ratio} | {' | '.join(figure(found) or '' for _, figure in columns)} |")
+    rows += ["", _about(record)]
     return "\n".join(rows)
+
+
+def _about(record: dict[str, Any]) -> str:
+    about, machine = record["options"], record["machine"]
+    better = "The ratio is the first subject's rate over this one's."
+    if about.get("metric") == "resume_s":
+        better = "The ratio is this subject's time over the first one's."
+    floor = about.get("floor_memcpy_samples_s")
+    copying = f" Copying the outputs from memory to memory: {floor['median']:,.0f} samples/s." if floor else ""
+    step = f" The consumer takes {about['step']:g} s a batch." if about.get("step") else ""
+    return (
+        f"{about['workload']}, {about['title']}: {about['samples']:,} samples of `{about['data']}`, {about['repeats']} interleaved "
+        f"repeats on {about['cores']} cores of {machine['cpu']}, {record['date'][:10]}. {better}{copying}{step}"
+    )
 
 
 def compare(before: dict[str, Any], after: dict[str, Any], *, any_machine: bool = False) -> tuple[list[str], list[str]]:
@@ -73,9 +111,11 @@ def compare(before: dict[str, Any], after: dict[str, Any], *, any_machine: bool 
         if old["status"] != new["status"]:
             lines.append(f"{label}: was {old['status']}, is {new['status']}: {new['reason'] or old['reason']}")
             continue
-        ratio, p, differs = verdict(new["samples_s"]["repeats"], old["samples_s"]["repeats"])
+        metric = before["options"].get("metric", "samples_s")
+        pair = [new[metric]["repeats"], old[metric]["repeats"]]
+        ratio, p, differs = verdict(*(pair[::-1] if metric == "resume_s" else pair))
         word = "no difference shown" if not differs else "FASTER" if ratio > 1 else "SLOWER"
-        lines.append(f"{label}: {ratio:.3f} of the samples/s before (p {p:.3g}): {word}")
+        lines.append(f"{label}: {ratio:.3f} of the speed before (p {p:.3g}): {word}")
         if differs and ratio < 1:
             slower.append(label)
     if not lines:

@@ -6,8 +6,10 @@ import hashlib
 import importlib
 import os
 import shutil
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.harness import verify
+from benchmarks.harness.cache import empty, files_below
 from benchmarks.harness.environments import HOME
 from benchmarks.harness.process import AbsentError, Memory, SubjectError, run
 from benchmarks.harness.statistics import verdict
@@ -37,7 +40,21 @@ SUBJECTS = (
     "grain_",
     "ffcv_",
 )
-COMPARED = 64
+COMPARED, MULTIMODAL_COMPARED = 64, 16
+# What a measured run may tell; a record has those that apply.
+FIGURES = (
+    "samples_s",
+    "resume_s",
+    "cpu_s_1000",
+    "cpu_s",
+    "first_batch_s",
+    "waiting",
+    "starved_steps",
+    "latency_p50_us",
+    "latency_p99_us",
+)
+# A run counts as cold while no more of its files than this is in memory.
+MOST_RESIDENT = 0.02
 Say = Callable[[str], None]
 
 
@@ -52,12 +69,15 @@ class Entry:
     reason: str = ""
     delay: float = 0.0
     prepared: Path = Path()
+    state: Path = Path()
+    position: int = 0
     result: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a run. ``workers``: counts to sweep instead of each subject's own; ``cores`` 0: those this process may use."""
+    """Options of a run. ``workers``: counts to sweep instead of each subject's own; ``cores`` 0: those this process may use; ``step``: seconds
+    the consumer of a paced workload takes for a batch."""
 
     repeats: int = 5
     seconds: float = 4.0
@@ -65,6 +85,7 @@ class Options:
     workers: tuple[int, ...] = ()
     timeout: float = 600.0
     seed: int = 0
+    step: float = 0.0
 
 
 class OtherError(Exception):
@@ -105,18 +126,21 @@ class Runner:
 
     def prepare(self, entry: Entry) -> None:
         """Build or find the subject's format, and fill in the worker counts to sweep."""
-        if self.work.name not in subject_module(entry.subject).WORKLOADS:
+        if self.work.work not in subject_module(entry.subject).WORK:
             raise OtherError(f"it has no way to do {self.work.name}")
+        entry.title = subject_module(entry.subject).TITLE
         probe = run(entry.subject, self._request(entry, "probe"), 120)
         entry.result["workers_swept"] = list(self.options.workers or probe["workers"])
         entry.result["import_s"] = probe["import_s"]
-        entry.prepared, entry.result["prepare"] = self._prepared(entry, self.source, self.digest)
+        if self.work.measure == "build":
+            entry.result["prepare"] = {"seconds": 0.0, "bytes": 0}
+        else:
+            entry.prepared, entry.result["prepare"] = self._prepared(entry, self.source, self.digest)
 
     def _prepared(self, entry: Entry, source: Path, digest: str) -> tuple[Path, dict[str, Any]]:
         module = subject_module(entry.subject)
-        entry.title = module.TITLE
         code = hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()[:8]
-        place = HOME / "prepared" / f"{module.FORMAT}-{self.work.name}-{digest}-{code}"
+        place = HOME / "prepared" / f"{module.FORMAT}-{self.work.form}-{digest}-{code}"
         stored = place / "prepared.json"
         if not stored.exists():
             shutil.rmtree(place, ignore_errors=True)
@@ -130,36 +154,76 @@ class Runner:
 
     def check(self, entry: Entry) -> None:
         """Raise :class:`WrongWorkError` unless the subject does the work."""
-        workers = max(entry.result["workers_swept"])
-        kept = HOME / "checks" / f"{os.getpid()}.npz"
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        more = {"workers": workers, "epochs": 1, "output": str(kept)}
-        try:
-            answer = run(
-                entry.subject,
-                self._request(entry, "check", samples=self.samples, wanted=0 if self.work.random else COMPARED, **more),
-                self.options.timeout,
-            )
+        with self._scratch() as scratch:
+            kept = scratch / "kept.npz"
+            more = {"workers": max(entry.result["workers_swept"]), "epochs": 1, "output": str(kept)}
+            if self.work.measure == "build":
+                more["prepared"] = str(scratch / "built")
+            wanted = 0 if self.work.random else MULTIMODAL_COMPARED if self.work.work == "multimodal" else COMPARED
+            request = self._request(entry, "check", samples=self.samples, wanted=wanted) | more
+            answer = run(entry.subject, request, self.options.timeout)
+            if self.work.measure == "reads":
+                entry.result["check"] = verify.check_digests(self.source, answer)
+                return
             verify.check_keys(self.work, answer, self.samples)
-            if self.work.source == "tokens":
-                entry.result["check"] = verify.check_tokens(self.source, kept)
-                return
-            if not self.work.random:
-                entry.result["check"] = verify.check_pixels(self.work, self.source, kept)
-                return
-            ramps = HOME / "ramps"
-            if len(image_files(ramps)) != verify.RAMPS:
-                shutil.rmtree(ramps, ignore_errors=True)
-                verify.write_ramps(ramps)
-            prepared, _ = self._prepared(entry, ramps, fingerprint(self.work, ramps))
-            request = self._request(entry, "check", samples=verify.RAMPS, wanted=2 * verify.RAMPS, **more)
-            answer = run(
-                entry.subject, request | {"source": str(ramps), "prepared": str(prepared), "epochs": 2}, self.options.timeout
-            )
-            verify.check_keys(self.work, answer, verify.RAMPS)
-            entry.result["check"] = verify.check_crops(kept)
-        finally:
-            kept.unlink(missing_ok=True)
+            if self.work.random:
+                entry.result["check"] = self._check_random(entry, kept, more)
+            else:
+                checks = {
+                    "tokens": lambda: verify.check_tokens(self.source, kept),
+                    "multimodal": lambda: verify.check_multimodal(self.work, self.source, kept),
+                    "build": lambda: verify.check_built(self.work, self.source, kept),
+                    "centre": lambda: verify.check_pixels(self.work, self.source, kept),
+                }
+                entry.result["check"] = checks[self.work.work]()
+            if self.work.measure == "resume":
+                self._save_state(entry)
+
+    def _check_random(self, entry: Entry, kept: Path, more: dict[str, Any]) -> dict[str, float]:
+        """Another epoch or more over pictures whose crops can be told."""
+        native = self.work.work == "native"
+        size = (
+            (verify.PHOTO_WIDTH, verify.PHOTO_HEIGHT, verify.PHOTOS)
+            if native
+            else (verify.RAMP_WIDTH, verify.RAMP_HEIGHT, verify.RAMPS)
+        )
+        ramps = HOME / f"ramps-{size[0]}"
+        if len(image_files(ramps)) != size[2]:
+            shutil.rmtree(ramps, ignore_errors=True)
+            verify.write_ramps(ramps, *size)
+        prepared, _ = self._prepared(entry, ramps, fingerprint(self.work, ramps))
+        request = self._request(entry, "check", samples=size[2], wanted=2 * size[2]) | more
+        request |= {"source": str(ramps), "prepared": str(prepared), "epochs": -(-(512 if native else 1024) // size[2])}
+        answer = run(entry.subject, request, self.options.timeout)
+        verify.check_keys(self.work, answer, size[2])
+        return verify.check_native(kept) if native else verify.check_crops(kept)
+
+    def _save_state(self, entry: Entry) -> None:
+        """Consume nine tenths of an epoch, keep the state, and see whether the rest of the epoch follows from it."""
+        entry.position = int(0.9 * -(-self.samples // self.work.batch))
+        entry.state = HOME / "states" / f"{os.getpid()}-{entry.label.replace('#', '-')}.json"
+        entry.state.parent.mkdir(parents=True, exist_ok=True)
+        workers = max(entry.result["workers_swept"])
+        request = self._request(entry, "state", position=entry.position, output=str(entry.state), workers=workers)
+        before = run(entry.subject, request, self.options.timeout)
+        after = self._resume(entry, workers, self.options.seed, rest=True)
+        entry.result["loads_state"] = before["loads_state"]
+        entry.result["epoch"] = verify.check_resumed(before["keys"], after["keys"], self.samples)
+        entry.result["state_bytes"] = entry.state.stat().st_size
+
+    def _resume(
+        self, entry: Entry, workers: int, seed: int, rest: bool = False, memory: Memory | None = None
+    ) -> dict[str, Any]:
+        more = {"position": entry.position, "state": str(entry.state), "rest": rest, "delay": entry.delay}
+        return run(
+            entry.subject, self._request(entry, "measure", workers=workers, seed=seed, **more), self.options.timeout, memory
+        )
+
+    @contextmanager
+    def _scratch(self) -> Iterator[Path]:
+        (HOME / "scratch").mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=HOME / "scratch") as name:
+            yield Path(name)
 
     def memcpy(self) -> dict[str, float]:
         """Samples/s of copying one batch's arrays from memory to memory on one thread: no loader that fills a buffer is faster."""
@@ -175,14 +239,35 @@ class Runner:
 
     def measure(self, entry: Entry, workers: int, seed: int = 0, memory: Memory | None = None) -> dict[str, Any]:
         """One measured run."""
-        request = self._request(entry, "measure", seconds=self.options.seconds, delay=entry.delay)
-        return run(entry.subject, request | {"workers": workers, "seed": seed}, self.options.timeout, memory)
+        if self.work.measure == "resume":
+            # The state belongs to one seed and one number of workers.
+            return self._resume(entry, max(entry.result["workers_swept"]), self.options.seed, memory=memory)
+        more = {"seconds": self.options.seconds, "delay": entry.delay, "step": self.options.step, "samples": self.samples}
+        request = self._request(entry, "measure", workers=workers, seed=seed, **more)
+        if self.work.measure == "build":
+            with self._scratch() as scratch:
+                request["prepared"] = str(scratch / "built")
+                answer = run(entry.subject, request, self.options.timeout, memory)
+                entry.result["prepare"]["bytes"] = answer["bytes"]
+                return answer
+        if self.work.measure == "cold":
+            files = files_below(entry.prepared) or source_files(self.work, self.source)
+            how, resident = empty(files)
+            if resident > MOST_RESIDENT:
+                raise SubjectError(
+                    f"{resident:.0%} of the files' pages stay in memory ({how}); use data larger than memory, or be root"
+                )
+            entry.result["cold"] = {"how": how, "resident": resident}
+        return run(entry.subject, request, self.options.timeout, memory)
 
     def sweep(self, entry: Entry) -> int:
         """Try the worker counts; the best stays in the result."""
-        found = {workers: self.measure(entry, workers) for workers in entry.result["workers_swept"]}
-        entry.result["sweep"] = {str(workers): answer["samples_s"] for workers, answer in found.items()}
-        best: int = max(found, key=lambda workers: found[workers]["samples_s"])
+        counts = entry.result["workers_swept"]
+        if self.work.measure == "resume":
+            counts = counts[-1:]
+        found = {workers: self.measure(entry, workers)[self.work.metric] for workers in counts}
+        entry.result["sweep"] = {str(workers): value for workers, value in found.items()}
+        best: int = max(found, key=lambda workers: found[workers])
         entry.result["workers"] = best
         return best
 
@@ -213,9 +298,10 @@ class Runner:
             "file": memory.file,
             "samples": memory.samples,
         }
-        for name in ("samples_s", "cpu_s_1000", "first_batch_s"):
-            values = [answer[name] for answer in repeats]
-            entry.result[name] = summary(values) | {"repeats": values}
+        for name in FIGURES:
+            values = [answer[name] for answer in repeats if name in answer]
+            if values:
+                entry.result[name] = summary(values) | {"repeats": values}
         entry.result["bytes_sample"] = entry.result["prepare"]["bytes"] / self.samples
 
     def _guard(self, entry: Entry, step: Callable[[Entry], Any]) -> None:
@@ -247,14 +333,15 @@ def entries_of(names: Sequence[str], slow: float = 0.0) -> list[Entry]:
     return entries
 
 
-def as_record(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Results for the record, with ratios to the first subject that ran."""
+def as_record(entries: Sequence[Entry], metric: str) -> dict[str, Any]:
+    """Results for the record, with ratios to the first subject that ran: above 1 where the first is better."""
     first = next((entry for entry in entries if entry.status == "ok"), None)
     results: dict[str, Any] = {}
     for entry in entries:
         about = {"subject": entry.subject, "title": entry.title, "status": entry.status, "reason": entry.reason}
         results[entry.label] = about | {"planted_delay_s": entry.delay} | entry.result
         if entry.status == "ok" and first is not None and entry is not first:
-            ratio, p, differs = verdict(first.result["samples_s"]["repeats"], entry.result["samples_s"]["repeats"])
+            pair = [first.result[metric]["repeats"], entry.result[metric]["repeats"]]
+            ratio, p, differs = verdict(*(pair[::-1] if metric == "resume_s" else pair))
             results[entry.label]["first_over_this"] = {"of": first.label, "ratio": ratio, "p": p, "differs": differs}
     return results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import random
@@ -13,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from benchmarks.harness import multimodal
 from benchmarks.harness.statistics import kolmogorov_smirnov_p
 from benchmarks.harness.work import Workload, centre, draw_crop, image_files, resized, sequences
 
 RAMP_WIDTH, RAMP_HEIGHT, RAMPS = 512, 384, 512
+PHOTO_WIDTH, PHOTO_HEIGHT, PHOTOS = 3000, 2000, 64
 P_LIMIT = 0.001
 
 
@@ -37,6 +40,8 @@ def check_keys(work: Workload, answer: dict[str, Any], samples: int) -> None:
                 + (f" (first: {again[0]})" if again else "")
                 + (f", {len(foreign)} are unknown (first: {foreign[0]})" if foreign else "")
             )
+    if not work.arrays:
+        return
     wanted = sorted([name, list(shape), dtype] for name, (shape, dtype) in work.arrays.items())
     found = sorted([name, list(shape), dtype] for name, shape, dtype in answer["kinds"])
     if found != wanted:
@@ -71,6 +76,75 @@ def check_pixels(work: Workload, source: Path, kept: Path) -> dict[str, float]:
     return {"compared": len(psnr), "worst_mean_difference": worst, "median_psnr_db": float(np.median(psnr))}
 
 
+def check_built(work: Workload, source: Path, kept: Path) -> dict[str, float]:
+    """Compare stored JPEGs with the source resized by PIL (antialiased bilinear): size, then mean absolute difference."""
+    files = image_files(source)
+    found = np.load(kept, allow_pickle=False)
+    worst, end = 0.0, 0
+    for key, stop in zip(found["keys"].tolist(), found["ends"].tolist(), strict=True):
+        image: Any = Image.open(io.BytesIO(found["data"][end:stop].tobytes()))
+        original: Any = Image.open(files[key]).convert("RGB")
+        wanted = original.resize(resized(*original.size), Image.Resampling.BILINEAR)
+        # Rounding of the longer side is left to the subject.
+        if image.format != "JPEG" or max(abs(a - b) for a, b in zip(image.size, wanted.size, strict=True)) > 1:
+            raise WrongWorkError(
+                f"key {key} ({files[key].name}): {image.format} of {image.size}; JPEG of {wanted.size} is asked for"
+            )
+        if image.size != wanted.size:
+            wanted = original.resize(image.size, Image.Resampling.BILINEAR)
+        mean = float(np.abs(np.asarray(image.convert("RGB"), np.float64) - np.asarray(wanted)).mean())
+        if mean > work.tolerance:
+            raise WrongWorkError(
+                f"key {key} ({files[key].name}): mean absolute difference {mean:.1f}; {work.tolerance:g} is allowed"
+            )
+        worst, end = max(worst, mean), stop
+    if not len(found["keys"]):
+        raise WrongWorkError("no picture to compare")
+    return {"compared": len(found["keys"]), "worst_mean_difference": worst}
+
+
+def check_digests(source: Path, answer: dict[str, Any]) -> dict[str, float]:
+    """What was read must be the source's files, byte for byte."""
+    files = image_files(source)
+    for key, digest in answer["digests"].items():
+        if hashlib.sha256(files[int(key)].read_bytes()).hexdigest() != digest:
+            raise WrongWorkError(f"key {key} ({files[int(key)].name}): other bytes than the source's")
+    if not answer["digests"]:
+        raise WrongWorkError("nothing to compare")
+    return {"compared": len(answer["digests"])}
+
+
+def check_multimodal(work: Workload, source: Path, kept: Path) -> dict[str, float]:
+    """Compare with the plain worker: ids and annotation equal, picture within the tolerance, speech within 1 % of its level."""
+    plain, parts = multimodal.with_libraries(source), multimodal.parts_of(source)
+    found = np.load(kept, allow_pickle=False)
+    worst_picture = worst_audio = 0.0
+    for row, key in enumerate(found["keys"].tolist()):
+        wanted = plain({part: path.read_bytes() for part, path in parts[key].items()})
+        where = f"key {key} ({parts[key]['jpg'].name})"
+        for name in ("tokens", "annotation"):
+            if not np.array_equal(found[name][row], wanted[name]):
+                raise WrongWorkError(f"{where}: {name} differ from the plain worker's")
+        picture = float(np.abs(found["image"][row].astype(np.float64) - wanted["image"]).mean())
+        level = max(1.0, float(np.sqrt((wanted["audio"].astype(np.float64) ** 2).mean())))
+        audio = float(np.sqrt(((found["audio"][row].astype(np.float64) - wanted["audio"]) ** 2).mean())) / level
+        if picture > work.tolerance or audio > 0.01:
+            raise WrongWorkError(f"{where}: picture differs by {picture:.2f}, speech by {audio:.1%} of its level")
+        worst_picture, worst_audio = max(worst_picture, picture), max(worst_audio, audio)
+    if not len(found["keys"]):
+        raise WrongWorkError("no sample to compare")
+    return {"compared": len(found["keys"]), "worst_mean_difference": worst_picture, "worst_audio_difference": worst_audio}
+
+
+def check_resumed(before: list[int], after: list[int], samples: int) -> dict[str, Any]:
+    """Keys of the whole epoch: those up to the state, and those after resuming. What is lost or doubled is told, not refused."""
+    counts = Counter(before + after)
+    return {
+        "missing": samples - sum(0 <= key < samples for key in counts),
+        "again": sum(count > 1 for count in counts.values()),
+    }
+
+
 def check_tokens(source: Path, kept: Path) -> dict[str, float]:
     """The kept sequences must be those of the source, id for id."""
     wanted, found = sequences(source), np.load(kept, allow_pickle=False)
@@ -82,15 +156,15 @@ def check_tokens(source: Path, kept: Path) -> dict[str, float]:
     return {"compared": len(found["keys"])}
 
 
-def write_ramps(folder: Path) -> None:
+def write_ramps(folder: Path, width: int = RAMP_WIDTH, height: int = RAMP_HEIGHT, count: int = RAMPS) -> None:
     """Pictures whose red is the x coordinate and whose green is the y coordinate, so that a crop tells where it comes from."""
     folder.mkdir(parents=True)
-    x = np.linspace(0, 255, RAMP_WIDTH)[None, :].repeat(RAMP_HEIGHT, 0)
-    y = np.linspace(0, 255, RAMP_HEIGHT)[:, None].repeat(RAMP_WIDTH, 1)
+    x = np.linspace(0, 255, width)[None, :].repeat(height, 0)
+    y = np.linspace(0, 255, height)[:, None].repeat(width, 1)
     pixels = np.stack([x, y, np.full_like(x, 128)], 2).round().astype(np.uint8)
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "JPEG", quality=98, subsampling=0)
-    for number in range(RAMPS):
+    for number in range(count):
         (folder / f"{number:06d}.jpg").write_bytes(out.getvalue())
 
 
@@ -125,4 +199,29 @@ def check_crops(kept: Path) -> dict[str, float]:
     # Four standard deviations of a fair coin.
     if abs(flips - 0.5) > 2 / math.sqrt(len(crops)):
         raise WrongWorkError(f"{flips:.0%} of the pictures were flipped; half should be")
+    return result
+
+
+def check_native(kept: Path) -> dict[str, float]:
+    """Crops of the large ramp pictures: of native size, and anywhere with the same probability."""
+    images = np.load(kept, allow_pickle=False)["image"].astype(np.float64)
+    places: list[list[float]] = []
+    for image in images:
+        place = []
+        for pixels, axis, extent in ((image[:, :, 0], 0, PHOTO_WIDTH), (image[:, :, 1], 1, PHOTO_HEIGHT)):
+            line = pixels.mean(axis)
+            slope, _ = np.polyfit(np.arange(len(line)), line, 1)
+            scale = slope * (extent - 1) / 255
+            if not 0.85 < scale < 1.15:
+                raise WrongWorkError(f"a pixel of the crop is {scale:.2f} pixels of the photo; it should be one")
+            place.append(line.mean() * (extent - 1) / 255 - (len(line) - 1) / 2)
+        places.append(place)
+    rng = np.random.default_rng(0)
+    result: dict[str, float] = {"crops": len(places)}
+    for axis, extent in enumerate((PHOTO_WIDTH, PHOTO_HEIGHT)):
+        drawn = rng.uniform(0, extent - 224, 20 * len(places)).tolist()
+        p = kolmogorov_smirnov_p([place[axis] for place in places], drawn)
+        if p < P_LIMIT:
+            raise WrongWorkError(f"crops are not spread evenly over the photo's {'xy'[axis]} (Kolmogorov-Smirnov p {p:.1g})")
+        result[f"{'xy'[axis]}_p"] = p
     return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,30 +20,81 @@ class Workload:
 
     Attributes:
         name, title: as on the command line, and in words.
+        work: what is done to a sample: ``crop``, ``centre``, ``native`` (pictures), ``tokens``, ``multimodal``, ``bytes`` (stored
+            bytes of one sample), ``build`` (a picture into the subject's format).
         batch: samples a batch.
         arrays: shape of one sample and dtype, by array name.
-        source: what the source folder holds: ``images`` (JPEG files) or ``tokens`` (``tokens.npy``, one flat array of ids).
+        source: what the source folder holds: ``images`` (JPEG files), ``tokens`` (``tokens.npy``, one flat array of ids) or
+            ``multimodal`` (files of one stem a sample, see :mod:`benchmarks.harness.multimodal`).
         random: whether outputs are drawn at random, so that only their distribution can be checked.
-        tolerance: largest mean absolute difference from the reference, for deterministic outputs.
+        tolerance: largest mean absolute difference from the reference, for deterministic pictures.
+        measure: how: ``rate`` (whole epochs, warm), ``cold`` (one epoch, page cache emptied), ``paced`` (a consumer that takes a fixed
+            time a batch), ``resume`` (seconds from a saved state at 90 % of an epoch to the next batch), ``reads`` (single reads and
+            their latency), ``build`` (files to the finished format).
     """
 
     name: str
     title: str
+    work: str
     batch: int
     arrays: dict[str, tuple[tuple[int, ...], str]]
     source: str = "images"
     random: bool = False
     tolerance: float = 0.0
+    measure: str = "rate"
+
+    @property
+    def form(self) -> str:
+        """What a subject's prepared files depend on besides the source: workloads of one form share them."""
+        return "images" if self.work in ("crop", "centre", "bytes") else self.work
+
+    @property
+    def metric(self) -> str:
+        """The figure that subjects are compared by."""
+        return "resume_s" if self.measure == "resume" else "samples_s"
 
 
 SEQUENCE = 2048
+SIDE, SAMPLE_RATE, SECONDS, TOKENS, NUMBERS = 1024, 16_000, 5, 64, 12
 IMAGE: dict[str, tuple[tuple[int, ...], str]] = {"image": ((224, 224, 3), "uint8")}
+MULTIMODAL: dict[str, tuple[tuple[int, ...], str]] = {
+    "image": ((SIDE, SIDE, 3), "uint8"),
+    "tokens": ((TOKENS,), "int32"),
+    "audio": ((SAMPLE_RATE * SECONDS,), "int16"),
+    "annotation": ((NUMBERS,), "float32"),
+}
+_CROP: dict[str, Any] = {"work": "crop", "batch": 64, "arrays": IMAGE, "random": True}
 WORKLOADS = {
     work.name: work
     for work in (
-        Workload("W1", "random-resized crop 224 and flip", 64, IMAGE, random=True),
-        Workload("W2", "resize shorter side to 256, centre crop 224", 64, IMAGE, tolerance=3.0),
-        Workload("W3", "token sequences of 2,048 in random order", 16, {"tokens": ((SEQUENCE,), "uint16")}, source="tokens"),
+        Workload("W1", "random-resized crop 224 and flip", **_CROP),
+        Workload("W2", "resize shorter side to 256, centre crop 224", "centre", 64, IMAGE, tolerance=3.0),
+        Workload(
+            "W3", "token sequences of 2,048 in random order", "tokens", 16, {"tokens": ((SEQUENCE,), "uint16")}, source="tokens"
+        ),
+        Workload(
+            "W4",
+            "picture of 1024 x 1024, text, 5 s of speech and annotation",
+            "multimodal",
+            32,
+            MULTIMODAL,
+            source="multimodal",
+            tolerance=3.0,
+        ),
+        Workload(
+            "W5",
+            "files to the subject's format, shorter side 256, JPEG quality 90",
+            "build",
+            1,
+            {},
+            tolerance=6.0,
+            measure="build",
+        ),
+        Workload("W6", "stored bytes of single samples at random", "bytes", 1, {}, measure="reads"),
+        Workload("W7", "W1 with an empty page cache, one epoch", measure="cold", **_CROP),
+        Workload("W8", "W1, from a state saved at 90 % of an epoch to the next batch", measure="resume", **_CROP),
+        Workload("W9", "W1 for a consumer that takes a fixed time a batch", measure="paced", **_CROP),
+        Workload("W10", "crop 224 at native resolution, anywhere in a photo", "native", 8, IMAGE, random=True),
     )
 }
 
@@ -66,12 +117,16 @@ class Batch:
 
 
 class Subject(Protocol):
-    """What a module of ``benchmarks.subjects`` offers."""
+    """What a module of ``benchmarks.subjects`` offers: the kinds of work in ``WORK``, and for them the functions below.
+
+    ``batches`` for all but ``bytes`` and ``build``, ``reader`` for ``bytes``, ``build`` and ``stored`` for ``build``. ``resumable`` is
+    for those that can save and load a state; from the others, batches are fetched and thrown away, as their user would have to.
+    """
 
     TITLE: str
     IMPORTS: tuple[str, ...]
     FORMAT: str
-    WORKLOADS: tuple[str, ...]
+    WORK: tuple[str, ...]
 
     def workers(self, workload: Workload, cores: int) -> list[int]:
         """Worker counts to sweep."""
@@ -83,6 +138,24 @@ class Subject(Protocol):
 
     def batches(self, workload: Workload, prepared: Path, settings: Settings) -> Iterator[Iterator[Batch]]:
         """Epochs without end, each an iterator over its batches."""
+        ...
+
+    def reader(self, workload: Workload, prepared: Path, settings: Settings) -> Callable[[int], Any]:
+        """A function from a key to the stored bytes of that sample (anything with a buffer)."""
+        ...
+
+    def resumable(
+        self, workload: Workload, prepared: Path, settings: Settings, state: Any
+    ) -> tuple[Iterator[Batch], Callable[[], Any]]:
+        """The rest of an epoch from ``state`` on (``None``: from its start), and what gives the state (JSON) after the last batch."""
+        ...
+
+    def build(self, workload: Workload, source: Path, target: Path, workers: int) -> None:
+        """The source's pictures, shorter side 256 (:func:`resized`), as JPEG of quality 90 in the subject's format."""
+        ...
+
+    def stored(self, workload: Workload, target: Path) -> Iterator[tuple[int, bytes]]:
+        """Keys and JPEG bytes of what :meth:`build` made."""
         ...
 
 
@@ -101,13 +174,16 @@ def source_files(work: Workload, source: Path) -> list[Path]:
     """Files of a source folder that a workload reads."""
     if work.source == "images":
         return image_files(source)
+    if work.source == "multimodal":
+        return sorted(path for path in source.iterdir() if path.is_file())
     return [path for path in [source / "tokens.npy"] if path.is_file()]
 
 
 def count_samples(work: Workload, source: Path) -> int:
     """Samples of a source folder."""
-    files = source_files(work, source)
-    return len(files) if work.source == "images" or not files else len(sequences(source))
+    if work.source == "tokens":
+        return len(sequences(source)) if source_files(work, source) else 0
+    return len(image_files(source))
 
 
 def sweep(cores: int) -> list[int]:

@@ -1,8 +1,10 @@
 """Not a loader but a floor: the bare calls alone. Pictures: decoder and resize, on threads, over files that are already in memory; tokens:
-one numpy gather a batch from a mapped array in the page cache."""
+one numpy gather a batch from a mapped array in the page cache; building: decode, resize and encode on
+threads, into one file."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,20 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.work import Batch, Settings, Workload, image_files, sequences, sweep
+from benchmarks.harness.work import Batch, Settings, Workload, image_files, resized, sequences, sweep
 from benchmarks.subjects import torch_pil
 from benchmarks.subjects.pixels import with_turbo
 
 TITLE = "floor: the bare calls"
 IMPORTS = ("simplejpeg", "cv2")
 FORMAT = "files"
-WORKLOADS = ("W1", "W2", "W3")
+WORK = ("crop", "centre", "native", "tokens", "build")
 prepare = torch_pil.prepare
 
 
 def workers(workload: Workload, cores: int) -> list[int]:
     """Threads."""
-    return [1] if workload.source == "tokens" else sweep(cores)
+    return [1] if workload.work == "tokens" else sweep(cores)
 
 
 def batches(workload: Workload, prepared: Path, settings: Settings) -> Iterator[Iterator[Batch]]:
@@ -63,3 +65,31 @@ def _pictures(workload: Workload, settings: Settings) -> Iterator[Iterator[Batch
 
     while True:
         yield epoch()
+
+
+def build(workload: Workload, source: Path, target: Path, workers: int) -> None:
+    """Pictures one behind the other in one file, and where each ends."""
+    import cv2
+    import simplejpeg
+
+    cv2.setNumThreads(0)
+
+    def one(path: Path) -> bytes:
+        image = simplejpeg.decode_jpeg(path.read_bytes(), "RGB")
+        image = cv2.resize(image, resized(image.shape[1], image.shape[0]), interpolation=cv2.INTER_AREA)
+        data: bytes = simplejpeg.encode_jpeg(image, 90, "RGB", "420")
+        return data
+
+    target.mkdir()
+    ends = [0]
+    with open(target / "pictures", "wb") as file, ThreadPoolExecutor(workers) as pool:
+        for data in pool.map(one, image_files(source)):
+            ends.append(ends[-1] + file.write(data))
+    np.save(target / "ends.npy", np.array(ends))
+
+
+def stored(workload: Workload, target: Path) -> Iterator[tuple[int, bytes]]:
+    """Read back."""
+    ends, data = np.load(target / "ends.npy", allow_pickle=False).tolist(), (target / "pictures").read_bytes()
+    for key, (start, stop) in enumerate(itertools.pairwise(ends)):
+        yield key, data[start:stop]

@@ -12,7 +12,7 @@ from benchmarks.subjects import torch_pil
 TITLE = "DALI on CPU"
 IMPORTS = ("nvidia.dali.fn", "nvidia.dali.plugin.pytorch")
 FORMAT = "files"
-WORKLOADS = ("W1", "W2")
+WORK = ("crop", "centre")
 prepare = torch_pil.prepare
 
 
@@ -31,7 +31,7 @@ def pipeline(work: Workload, settings: Settings) -> Any:
         encoded, keys = fn.readers.file(
             files=files, labels=list(range(len(files))), random_shuffle=True, pad_last_batch=True, name="reader"
         )
-        if work.name == "W1":
+        if work.work == "crop":
             images = fn.decoders.image_random_crop(
                 encoded,
                 device="cpu",

@@ -15,7 +15,7 @@ from benchmarks.harness.work import Batch, Settings, Workload, image_files, swee
 TITLE = "FFCV"
 IMPORTS = ("torch", "ffcv.loader", "ffcv.fields.rgb_image", "ffcv.transforms")
 FORMAT = "beton"
-WORKLOADS = ("W1", "W2")
+WORK = ("crop", "centre")
 
 
 def workers(workload: Workload, cores: int) -> list[int]:
@@ -77,7 +77,7 @@ def batches(workload: Workload, prepared: Path, settings: Settings) -> Iterator[
     from ffcv.loader import Loader, OrderOption
     from ffcv.transforms import RandomHorizontalFlip, ToTensor
 
-    if workload.name == "W1":
+    if workload.work == "crop":
         steps = [RandomResizedCropRGBImageDecoder((224, 224)), RandomHorizontalFlip(), ToTensor()]
     else:
         steps = [placed_crop(), ToTensor()]

@@ -13,7 +13,7 @@ from benchmarks.subjects.pixels import with_turbo
 TITLE = "Grain + simplejpeg + cv2"
 IMPORTS = ("grain", "array_record.python.array_record_module", "simplejpeg", "cv2")
 FORMAT = "arrayrecord"
-WORKLOADS = ("W1", "W2")
+WORK = ("crop", "centre")
 SHARDS = 16
 KEY_BYTES = 8
 # Of each process. Grain's defaults, 16 threads and 500 elements ahead, are for elements of some KB; here one is a batch of 9.6 MB.

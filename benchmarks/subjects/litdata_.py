@@ -13,7 +13,7 @@ from benchmarks.subjects.pixels import with_turbo
 TITLE = "litdata + simplejpeg + cv2"
 IMPORTS = ("torch.utils.data", "litdata", "simplejpeg", "cv2")
 FORMAT = "litdata"
-WORKLOADS = ("W1", "W2")
+WORK = ("crop", "centre")
 
 
 def workers(workload: Workload, cores: int) -> list[int]:

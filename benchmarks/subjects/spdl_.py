@@ -16,7 +16,7 @@ from benchmarks.subjects import torch_pil
 TITLE = "SPDL (FFmpeg)"
 IMPORTS = ("spdl.pipeline", "spdl.io", "spdl.io.utils")
 FORMAT = "files"
-WORKLOADS = ("W1", "W2")
+WORK = ("crop", "centre")
 prepare = torch_pil.prepare
 SCALE = "flags=bilinear,format=pix_fmts=rgb24"
 """Bilinear of FFmpeg is antialiased when it scales down; it makes RGB in the same pass."""
@@ -41,7 +41,7 @@ class Files:
 
 def graph(work: Workload, rng: random.Random, width: int, height: int) -> str:
     """FFmpeg's filters for one picture."""
-    if work.name == "W1":
+    if work.work == "crop":
         x, y, w, h = draw_crop(rng, width, height)
         # exact: not rounded to whole chroma samples.
         return f"crop={w}:{h}:{x}:{y}:exact=1,scale=224:224:{SCALE}{',hflip' if rng.random() < 0.5 else ''}"

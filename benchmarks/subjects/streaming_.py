@@ -14,7 +14,7 @@ from benchmarks.subjects.pixels import with_turbo
 TITLE = "mosaicml-streaming + simplejpeg + cv2"
 IMPORTS = ("torch.utils.data", "streaming", "simplejpeg", "cv2")
 FORMAT = "mds"
-WORKLOADS = ("W1", "W2")
+WORK = ("crop", "centre")
 
 
 def workers(workload: Workload, cores: int) -> list[int]:

@@ -12,7 +12,7 @@ from benchmarks.subjects import torch_pil
 TITLE = "torch DataLoader + numpy.memmap"
 IMPORTS = ("torch.utils.data",)
 FORMAT = "files"
-WORKLOADS = ("W3",)
+WORK = ("tokens",)
 workers = torch_pil.workers
 prepare = torch_pil.prepare
 

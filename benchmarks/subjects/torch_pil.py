@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import multimodal
 from benchmarks.harness.work import Batch, Settings, Workload, image_files, sweep
 from benchmarks.subjects.pixels import with_pil
 
 TITLE = "torch DataLoader + PIL"
 IMPORTS: tuple[str, ...] = ("torch.utils.data", "PIL.Image")
 FORMAT = "files"
-WORKLOADS = ("W1", "W2")
+WORK = ("crop", "centre", "native", "multimodal", "bytes")
 
 
 def workers(workload: Workload, cores: int) -> list[int]:
     """0: in the consumer's process."""
-    return [0, *sweep(cores)]
+    return [0] if workload.work == "bytes" else [0, *sweep(cores)]
 
 
 def prepare(workload: Workload, source: Path, target: Path) -> None:
@@ -27,34 +30,45 @@ def prepare(workload: Workload, source: Path, target: Path) -> None:
 
 
 class Files:
-    """Map-style data set: one file a sample."""
+    """Map-style data set: one file a sample, or the files of one stem."""
 
-    def __init__(self, work: Workload, source: Path, decoder: Callable[[Workload], Callable[[bytes], Any]]) -> None:
+    def __init__(self, work: Workload, source: Path, decoder: Callable[[], Callable[[Any], Any]]) -> None:
         self.paths = [str(path) for path in image_files(source)]
-        self.work, self.decoder = work, decoder
-        self.decode: Callable[[bytes], Any] | None = None
+        self.parts = multimodal.parts_of(source) if work.work == "multimodal" else []
+        self.decoder = decoder
+        self.decode: Callable[[Any], Any] | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[int, Any]:
         if self.decode is None:
-            self.decode = self.decoder(self.work)
+            self.decode = self.decoder()
+        if self.parts:
+            return index, self.decode({part: path.read_bytes() for part, path in self.parts[index].items()})
         with open(self.paths[index], "rb") as file:
             return index, self.decode(file.read())
 
 
 def collate(samples: list[tuple[int, Any]]) -> tuple[Any, Any]:
-    """A batch as torch tensors."""
+    """A batch as torch tensors: keys, and one array or several by name."""
     import torch
 
+    if isinstance(samples[0][1], dict):
+        return multimodal.collate(samples)
     return torch.tensor([key for key, _ in samples]), torch.from_numpy(np.stack([image for _, image in samples]))
 
 
+def batch_of(found: tuple[Any, Any], name: str = "image") -> Batch:
+    """What :func:`collate` made, as a batch."""
+    keys, arrays = found
+    return Batch(keys, arrays if isinstance(arrays, dict) else {name: arrays})
+
+
 def loop(loader: Any, name: str = "image") -> Iterator[Iterator[Batch]]:
-    """Epochs of a loader of (keys, arrays)."""
+    """Epochs of a loader of what :func:`collate` makes."""
     while True:
-        yield (Batch(keys, {name: arrays}) for keys, arrays in loader)
+        yield (batch_of(found, name) for found in loader)
 
 
 def epochs(dataset: Any, work: Workload, settings: Settings) -> Iterator[Iterator[Batch]]:
@@ -63,18 +77,60 @@ def epochs(dataset: Any, work: Workload, settings: Settings) -> Iterator[Iterato
     from torch.utils.data import DataLoader
 
     torch.manual_seed(settings.seed)
-    loader: Any = DataLoader(
-        dataset,
-        work.batch,
-        shuffle=True,
-        num_workers=settings.workers,
-        collate_fn=collate,
-        persistent_workers=settings.workers > 0,
-    )
-    (name,) = work.arrays
-    return loop(loader, name)
+    loader: Any = DataLoader(dataset, work.batch, **options(settings))
+    return loop(loader, next(iter(work.arrays)))
+
+
+def options(settings: Settings) -> dict[str, Any]:
+    """Options of the DataLoader, and of its kin."""
+    return {
+        "shuffle": True,
+        "num_workers": settings.workers,
+        "collate_fn": collate,
+        "persistent_workers": settings.workers > 0,
+    }
+
+
+def stateful(dataset: Any, work: Workload, settings: Settings, state: Any) -> tuple[Iterator[Batch], Callable[[], Any]]:
+    """torchdata's DataLoader with a state, over the same data set. The state is what it gives, as torch stores it."""
+    import torch
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    torch.manual_seed(settings.seed)
+    loader: Any = StatefulDataLoader(dataset, work.batch, **options(settings))
+    if state is not None:
+        loader.load_state_dict(torch.load(io.BytesIO(base64.b64decode(state)), weights_only=True))
+
+    def save() -> str:
+        out = io.BytesIO()
+        torch.save(loader.state_dict(), out)
+        return base64.b64encode(out.getvalue()).decode()
+
+    return (batch_of(found) for found in loader), save
+
+
+def files(workload: Workload, settings: Settings) -> Files:
+    """The data set."""
+    multi = workload.work == "multimodal"
+    return Files(workload, settings.source, lambda: multimodal.with_libraries(settings.source) if multi else with_pil(workload))
 
 
 def batches(workload: Workload, prepared: Path, settings: Settings) -> Iterator[Iterator[Batch]]:
     """Epochs without end."""
-    return epochs(Files(workload, settings.source, with_pil), workload, settings)
+    return epochs(files(workload, settings), workload, settings)
+
+
+def resumable(workload: Workload, prepared: Path, settings: Settings, state: Any) -> tuple[Iterator[Batch], Callable[[], Any]]:
+    """Through torchdata's StatefulDataLoader."""
+    return stateful(files(workload, settings), workload, settings, state)
+
+
+def reader(workload: Workload, prepared: Path, settings: Settings) -> Callable[[int], bytes]:
+    """A file's bytes."""
+    paths = [str(path) for path in image_files(settings.source)]
+
+    def read(key: int) -> bytes:
+        with open(paths[key], "rb") as file:
+            return file.read()
+
+    return read

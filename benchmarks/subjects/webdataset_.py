@@ -13,7 +13,7 @@ from benchmarks.subjects.pixels import with_turbo
 TITLE = "webdataset + simplejpeg + cv2"
 IMPORTS = ("webdataset", "simplejpeg", "cv2")
 FORMAT = "tar"
-WORKLOADS = ("W1", "W2")
+WORK = ("crop", "centre")
 SHARDS = 16
 
 
