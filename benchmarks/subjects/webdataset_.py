@@ -1,49 +1,120 @@
-"""webdataset: tar files of about 256 MB, shuffled by shard and through a buffer, decoded by libjpeg-turbo and OpenCV."""
+"""webdataset: tar files of about 256 MB, shuffled by shard and through a buffer, decoded by libjpeg-turbo and OpenCV.
+
+Other peers that store files as they are share the helpers below. Its single samples cannot be read: the release has no ``wids``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.work import Batch, Settings, Workload, image_files, sweep
+import numpy as np
+
+from benchmarks.harness import multimodal
+from benchmarks.harness.work import Batch, Settings, Workload, image_files, resized, sequences, sweep
 from benchmarks.subjects import torch_pil
-from benchmarks.subjects.pixels import with_turbo
+from benchmarks.subjects.pixels import turbo, with_turbo
 
 TITLE = "webdataset + simplejpeg + cv2"
 IMPORTS = ("webdataset", "simplejpeg", "cv2")
 FORMAT = "tar"
-WORK = ("crop", "centre")
+WORK = ("crop", "centre", "native", "tokens", "multimodal", "build")
 SHARDS = 16
 
 
+def stored_files(workload: Workload, source: Path) -> list[dict[str, Path]]:
+    """The files that every sample is stored as, by part, in the order of the keys."""
+    if workload.work == "multimodal":
+        return multimodal.parts_of(source)
+    return [{"jpg": path} for path in image_files(source)]
+
+
+def read(paths: Mapping[str, Path]) -> dict[str, Any]:
+    """Bytes of a sample, by part."""
+    return {part: path.read_bytes() for part, path in paths.items()}
+
+
+def decoder(workload: Workload, source: Path) -> Callable[[Mapping[str, Any]], Any]:
+    """Bytes by part to the workload's picture, or to its arrays by name."""
+    if workload.work == "multimodal":
+        return multimodal.with_libraries(source, turbo)
+    decode = with_turbo(workload)
+    return lambda parts: decode(parts["jpg"])
+
+
+def shrink(path: Path) -> Any:
+    """A picture brought to a shorter side of 256 by PIL."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return image.convert("RGB").resize(resized(*image.size), Image.Resampling.BILINEAR)
+
+
+def shrunk(path: Path) -> bytes:
+    """The same as JPEG."""
+    out = io.BytesIO()
+    shrink(path).save(out, "JPEG", quality=90, subsampling="4:2:0")
+    return out.getvalue()
+
+
 def workers(workload: Workload, cores: int) -> list[int]:
-    """0: in the consumer's process."""
-    return [0, *sweep(cores)]
+    """0: in the consumer's process. Its writer is one process."""
+    return [1] if workload.work == "build" else [0, *sweep(cores)]
 
 
 def prepare(workload: Workload, source: Path, target: Path) -> None:
-    """As many tars as many workers can share; JPEG bytes as they are, the key as ``cls``."""
+    """As many tars as many workers can share; files as they are, ids as bytes."""
+    if workload.work == "tokens":
+        rows = sequences(source)
+        write(target, len(rows), ({"ids": row.tobytes()} for row in rows))
+    else:
+        files = stored_files(workload, source)
+        write(target, len(files), map(read, files))
+
+
+def write(target: Path, count: int, samples: Iterable[dict[str, Any]]) -> None:
+    """Samples by its writer, the key as ``cls``."""
     import webdataset
 
+    with webdataset.ShardWriter(f"{target}/%04d.tar", maxcount=max(1, -(-count // SHARDS)), verbose=0) as writer:
+        for key, sample in enumerate(samples):
+            writer.write({"__key__": f"{key:08d}", "cls": key} | sample)
+
+
+def build(workload: Workload, source: Path, target: Path, workers: int) -> None:
+    """One picture after the other."""
     files = image_files(source)
-    with webdataset.ShardWriter(f"{target}/%04d.tar", maxcount=max(1, -(-len(files) // SHARDS)), verbose=0) as writer:
-        for key, path in enumerate(files):
-            writer.write({"__key__": f"{key:08d}", "jpg": path.read_bytes(), "cls": key})
+    target.mkdir()
+    write(target, len(files), ({"jpg": shrunk(path)} for path in files))
+
+
+def stored(workload: Workload, target: Path) -> Iterator[tuple[int, bytes]]:
+    """Read back from first to last."""
+    import webdataset
+
+    for item in webdataset.WebDataset(tars(target), shardshuffle=False, empty_check=False):
+        yield int(item["cls"]), item["jpg"]
+
+
+def tars(folder: Path) -> list[str]:
+    """Tar files of a folder."""
+    return sorted(str(path) for path in folder.glob("*.tar"))
 
 
 def batches(workload: Workload, prepared: Path, settings: Settings) -> Iterator[Iterator[Batch]]:
     """Epochs without end. Batches are made in the workers, as its documentation advises."""
     import webdataset
 
-    decode = with_turbo(workload)
+    decode = decoder(workload, settings.source)
 
     def sample(item: dict[str, Any]) -> tuple[int, Any]:
-        return int(item["cls"]), decode(item["jpg"])
+        return int(item["cls"]), np.frombuffer(item["ids"], np.uint16) if workload.work == "tokens" else decode(item)
 
-    tars = sorted(str(path) for path in prepared.glob("*.tar"))
+    shards = tars(prepared)
     dataset = (
-        webdataset.WebDataset(tars, shardshuffle=len(tars), seed=settings.seed, empty_check=False)
+        webdataset.WebDataset(shards, shardshuffle=len(shards), seed=settings.seed, empty_check=False)
         .shuffle(1000)
         .map(sample)
         .batched(workload.batch, collation_fn=torch_pil.collate)
@@ -51,4 +122,4 @@ def batches(workload: Workload, prepared: Path, settings: Settings) -> Iterator[
     loader: Any = webdataset.WebLoader(
         dataset, batch_size=None, num_workers=settings.workers, persistent_workers=settings.workers > 0
     )
-    return torch_pil.loop(loader)
+    return torch_pil.loop(loader, next(iter(workload.arrays)))
