@@ -78,7 +78,7 @@ def stored(workload: Workload, target: Path) -> Iterator[tuple[int, bytes]]:
     from litdata import StreamingDataset
 
     for item in StreamingDataset(str(target)):
-        yield int(item["key"]), item["jpg"]
+        yield int(item["key"]), bytes(item["jpg"])
 
 
 class Decode:
@@ -93,7 +93,9 @@ class Decode:
             return int(item[:KEY_IDS].view(np.uint32)[0]), item[KEY_IDS:]
         if self.decode is None:
             self.decode = decoder(self.work, self.source)
-        return int(item["key"]), self.decode(item)
+        # Bytes come as memoryviews.
+        text = {part: bytes(item[part]) for part in ("txt", "json") if part in item}
+        return int(item["key"]), self.decode(item | text)
 
 
 def loader_of(workload: Workload, prepared: Path, settings: Settings) -> Any:

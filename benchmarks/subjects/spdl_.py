@@ -1,6 +1,7 @@
 """SPDL: a pipeline of threads over a folder of files; FFmpeg decodes, crops and scales in one filter graph, without the GIL.
 
-FFmpeg comes from the system: SPDL needs its shared libraries, libavfilter and libavdevice among them, of one major version 4 to 9.
+It reads files, and has neither a format of its own nor a state to resume from. FFmpeg comes from the system: SPDL needs its shared
+libraries, libavfilter and libavdevice among them, of one major version 4 to 9.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from typing import Any
 
 from benchmarks.harness.work import Batch, Settings, Workload, centre, draw_crop, image_files, resized, sweep
 from benchmarks.subjects import torch_pil
+from benchmarks.subjects.pixels import SIDE, anywhere
 
 TITLE = "SPDL (FFmpeg)"
 IMPORTS = ("spdl.pipeline", "spdl.io", "spdl.io.utils")
 FORMAT = "files"
-WORK = ("crop", "centre")
+WORK = ("crop", "centre", "native")
 prepare = torch_pil.prepare
-SCALE = "flags=bilinear,format=pix_fmts=rgb24"
+RGB = "format=pix_fmts=rgb24"
+SCALE = f"flags=bilinear,{RGB}"
 """Bilinear of FFmpeg is antialiased when it scales down; it makes RGB in the same pass."""
 
 
@@ -41,6 +44,9 @@ class Files:
 
 def graph(work: Workload, rng: random.Random, width: int, height: int) -> str:
     """FFmpeg's filters for one picture."""
+    if work.work == "native":
+        x, y = anywhere(rng, width, height)
+        return f"crop={SIDE}:{SIDE}:{x}:{y}:exact=1,{RGB}"
     if work.work == "crop":
         x, y, w, h = draw_crop(rng, width, height)
         # exact: not rounded to whole chroma samples.

@@ -48,7 +48,7 @@ class ShardDataset:
 
     Raises:
         FormatError: no manifest, or a damaged or newer one.
-        KeyMissingError: a field the data set does not have.
+        KeyMissingError: a field the data set does not have. OptionError: an option out of range.
     """
 
     def __init__(
@@ -60,6 +60,8 @@ class ShardDataset:
         max_descriptors: int = MAX_DESCRIPTORS,
         read_threads: int | None = None,
     ) -> None:
+        if max_descriptors < 1 or (read_threads is not None and read_threads < 1):
+            raise OptionError(f"max_descriptors ({max_descriptors}) and read_threads ({read_threads}) must be at least 1")
         path = Path(path)
         self.path = path.parent if path.name == MANIFEST else path
         self._options = (index_cache_bytes, max_descriptors, read_threads)
@@ -143,7 +145,9 @@ class ShardDataset:
 
     def index_of(self, key: bytes | str) -> int:
         """Index of the sample with this key (``str`` is taken as UTF-8). Raises :class:`KeyMissingError`."""
-        wanted = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else bytes(key)
+        wanted = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
+        if not isinstance(wanted, bytes):
+            raise OptionError(f"a key is bytes or str, not {type(key).__name__}")
         index = self.index()
         if index is not None:
             for row in index.find_hash(wanted):

@@ -17,9 +17,12 @@ def checked_rows(path: Path, count: int, indices: Any) -> NDArray[np.int64]:
     Raises:
         IndexError: out of range. OptionError: not a one-dimensional sequence of integers.
     """
-    given = np.asarray(indices)
-    if given.dtype.kind == "O" and given.ndim == 1 and all(isinstance(index, int) for index in given):
-        raise IndexError(f"{path}: index {next(i for i in given if abs(i) >= count)} of {count} samples")
+    try:
+        given = np.asarray(indices)
+    except (ValueError, TypeError) as error:
+        raise OptionError(f"indices must be a one-dimensional sequence of integers: {error}") from error
+    if given.ndim == 1 and given.size and given.dtype.kind in "Of":
+        given = _integers(path, count, indices, given)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise OptionError(f"indices must be a one-dimensional sequence of integers, not {given.dtype} of shape {given.shape}")
     rows = np.minimum(given, count).astype(np.int64) if given.dtype.kind == "u" else given.astype(np.int64, copy=False)
@@ -29,6 +32,17 @@ def checked_rows(path: Path, count: int, indices: Any) -> NDArray[np.int64]:
         if bad.any():
             raise IndexError(f"{path}: index {given[int(np.argmax(bad))]} of {count} samples")
     return rows
+
+
+def _integers(path: Path, count: int, indices: Any, given: NDArray[Any]) -> NDArray[Any]:
+    """Python integers that numpy keeps as objects or floats, as an array of integers; anything else as it is."""
+    values = list(indices)
+    if not all(isinstance(value, int | np.integer) and not isinstance(value, bool) for value in values):
+        return given
+    outside = next((value for value in values if not -count <= value < count), None)
+    if outside is not None:
+        raise IndexError(f"{path}: index {outside} of {count} samples")
+    return np.array(values, np.int64)
 
 
 def by_shard(starts: NDArray[np.int64], rows: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:

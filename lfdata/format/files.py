@@ -230,8 +230,9 @@ class LocalFile:
                     self.name, f"read at byte {offset + done}", error.errno, error.strerror or str(error)
                 ) from error
             if not count:
+                end = min(os.fstat(descriptor).st_size, offset + done)
                 raise TruncatedError(
-                    self.name, offset + done, f"the file ends here; {len(buffer) - done} more bytes were expected"
+                    self.name, end, f"the file ends here; {offset + len(buffer) - end} more bytes were expected"
                 )
             done += count
 

@@ -107,7 +107,10 @@ class ShardFile:
                 )
             self._by_place[place] = entry
         self.meta: ShardMeta = self._read_meta(self._find(b"META"))
-        check_fields(self.name, self.meta.fields)
+        try:
+            check_fields(self.name, self.meta.fields)
+        except CorruptError as error:
+            raise CorruptError(self.name, self._find(b"META").offset, error.reason) from error
         self.fields: tuple[FieldMeta, ...] = self.meta.fields
         self._ordinals = {field.name: number for number, field in enumerate(self.fields)}
         check_schema(self.name, trailer.directory_offset, self.identity.kind, self.rows, self.fields, self._by_place)
@@ -129,7 +132,11 @@ class ShardFile:
     def _read_meta(self, entry: Entry) -> ShardMeta:
         index = self.identity.kind == layout.KIND_INDEX
         limit = layout.MAX_MANIFEST_BYTES if index else layout.MAX_META_BYTES
-        meta: ShardMeta = decode_json(self.name, self._checked(entry, limit), ShardMeta, "META")
+        data = self._checked(entry, limit)
+        try:
+            meta: ShardMeta = decode_json(self.name, data, ShardMeta, "META")
+        except CorruptError as error:
+            raise CorruptError(self.name, entry.offset, error.reason) from error
         return meta
 
     def _refuse_features(self) -> None:
@@ -220,6 +227,8 @@ class ShardFile:
         )
         for number in self._cache.unverified(self, entry):
             self._check_block(entry, number, raw[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
+            if entry.dtype == np.bool_ and (raw[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES] > 1).any():
+                raise CorruptError(self.name, entry.offset + number * BLOCK_BYTES, "a bool that is neither 0 nor 1")
             self._cache.mark_verified(self, entry, number)
         return raw.view(entry.dtype)
 

@@ -77,7 +77,7 @@ def test_the_command_compares(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(msgspec.json.encode(record))
     (tmp_path / "d").write_text("{")
     run = CliRunner().invoke(compare_.command, [str(tmp_path / "a"), str(tmp_path / "b"), "--fail"])
-    assert run.exit_code == 1 and "x: 0.500 of the samples/s before" in run.output and "SLOWER" in run.output
+    assert run.exit_code == 1 and "x: 0.500 of the speed before" in run.output and "SLOWER" in run.output
     assert CliRunner().invoke(compare_.command, [str(tmp_path / "a"), str(tmp_path / "a"), "--fail"]).exit_code == 0
     for bad in ("c", "d"):
         run = CliRunner().invoke(compare_.command, [str(tmp_path / "a"), str(tmp_path / bad)])

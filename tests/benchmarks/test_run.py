@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from multimodalkit import write_source
 from PIL import Image
 
 from benchmarks.commands import run_
-from benchmarks.harness import environments, process, runner
+from benchmarks.harness import environments, process, runner, verify
 from benchmarks.harness.process import AbsentError, Memory, SubjectError
 
 
@@ -64,6 +65,78 @@ def test_the_package_does_the_work(pictures: Path, home: Path) -> None:
         assert found["check"]["crops"] == 1024 and found["bytes_sample"] > 1000 and set(found["sweep"]) == {"1"}
 
 
+def _results(home: Path, workload: str, source: Path, subjects: str, *more: object) -> dict[str, Any]:
+    options = ("--data", source, "--seconds", "0.01", "--repeats", "1", "--output", home / "r.json", *more)
+    run = _run(workload, "--subjects", subjects, *options)
+    assert run.exit_code == 0, run.output
+    found: dict[str, Any] = json.loads((home / "r.json").read_text())["results"]
+    for name, result in found.items():
+        assert result["status"] == "ok", (name, result["reason"])
+    return found
+
+
+def test_multimodal_samples(home: Path) -> None:
+    for module in ("simplejpeg", "tokenizers", "soxr"):
+        pytest.importorskip(module)
+    found = _results(home, "W4", write_source(home), "lfdata_reader,torch_pil", "--workers", "0", "--seconds", "0.5")
+    for result in found.values():
+        assert result["check"]["compared"] == 3 and result["check"]["worst_audio_difference"] < 0.01
+
+
+def test_building_and_single_reads(pictures: Path, home: Path) -> None:
+    pytest.importorskip("simplejpeg")
+    for result in _results(home, "W5", pictures, "lfdata_reader,bare_calls", "--workers", "2").values():
+        assert result["check"]["compared"] == 24 and result["bytes_sample"] > 1000 and result["samples_s"]["median"] > 1
+    assert not list((home / "scratch").iterdir()), "what was built is left over"
+    for result in _results(home, "W6", pictures, "lfdata_reader,torch_pil").values():
+        assert result["check"]["compared"] == 24
+        assert 0 < result["latency_p50_us"]["median"] <= result["latency_p99_us"]["median"]
+
+
+def test_cold_and_paced(pictures: Path, home: Path) -> None:
+    pytest.importorskip("simplejpeg")
+    for result in _results(home, "W7", pictures, "lfdata_reader,torch_pil", "--workers", "0").values():
+        assert result["cold"]["resident"] <= 0.02 and result["cold"]["how"] in ("drop_caches", "fadvise")
+    # One batch an epoch, decoded while nobody waits for anything else: the consumer waits for most of each.
+    (result,) = _results(home, "W9", pictures, "torch_pil", "--workers", "0", "--step", "0.001", "--seconds", "0.2").values()
+    assert result["waiting"]["median"] > 0.3 and result["starved_steps"]["median"] == 1
+
+
+def test_resuming_gives_the_rest_of_the_epoch(home: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchdata")
+    pytest.importorskip("simplejpeg")
+    pictures = tmp_path / "many"
+    pictures.mkdir()
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8))
+    for number in range(12 * 64 + 7):
+        picture.save(pictures / f"{number:04d}.jpg")
+    found = _results(home, "W8", pictures, "lfdata_reader,torch_pil,bare_calls", "--workers", "1")
+    for result in found.values():
+        assert result["epoch"] == {"missing": 0, "again": 0} and result["resume_s"]["median"] > 0
+    assert [result["loads_state"] for result in found.values()] == [True, True, False]
+    # A second more is found, and called worse.
+    output = home / "r.json"
+    run = _run(
+        "W8", "--data", pictures, "--subjects", "torch_pil,torch_pil", "--workers", "0", "--slow", "1", "--output", output
+    )
+    assert run.exit_code == 0, run.output
+    against = json.loads(output.read_text())["results"]["torch_pil#2"]["first_over_this"]
+    assert against["differs"] and against["ratio"] > 1.5
+
+
+def test_native_crops(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("simplejpeg")
+    for name, value in {"PHOTO_WIDTH": 900, "PHOTO_HEIGHT": 700, "PHOTOS": 64}.items():
+        monkeypatch.setattr(verify, name, value)
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    small = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    for number in range(9):
+        Image.fromarray(small).resize((800, 600)).save(photos / f"{number}.jpg")
+    for result in _results(home, "W10", photos, "lfdata_reader,torch_pil", "--workers", "1").values():
+        assert result["check"]["crops"] == 512
+
+
 def test_usage(tmp_path: Path, pictures: Path) -> None:
     assert _run("W2", "--data", tmp_path).exit_code == 2
     assert _run("W2", "--data", pictures, "--subjects", "nobody").exit_code == 2
@@ -93,24 +166,26 @@ def test_failures_are_named(pictures: Path, tmp_path: Path) -> None:
         process.run("torch_pil", _request(tmp_path), 60)
 
 
-def test_memory_counts_children_and_leaves_none(pictures: Path) -> None:
+def test_memory_counts_children_and_leaves_none(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LFBENCH_TEST_MARK", str(pictures))
     alone, many = Memory(), Memory()
     process.run("torch_pil", _request(pictures, seconds=0.5), 60, alone)
     process.run("torch_pil", _request(pictures, seconds=0.5, workers=2), 60, many)
     assert many.anonymous_shared > alone.anonymous_shared > 0
     deadline = time.monotonic() + 5
-    while _children() and time.monotonic() < deadline:
+    while _children(str(pictures)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not _children()
+    assert not _children(str(pictures))
 
 
-def _children() -> list[str]:
+def _children(mark: str) -> list[str]:
+    """Processes of this test, found by their environment."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            command = path.read_bytes()
+            environment = path.read_bytes()
         except OSError:
             continue
-        if b"benchmarks.harness.child" in command:
-            found.append(command.decode(errors="replace"))
+        if f"LFBENCH_TEST_MARK={mark}\0".encode() in environment:
+            found.append(path.parent.name)
     return found

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import os
 import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from multimodalkit import write_source
 from PIL import Image
 
-from benchmarks.harness import verify
+from benchmarks.harness import cache, multimodal, verify
 from benchmarks.harness.verify import WrongWorkError
 from benchmarks.harness.work import WORKLOADS, draw_crop, image_files
 
@@ -126,3 +130,95 @@ def test_distributions_of_crops(ramp: Any, tmp_path: Path) -> None:
     ]:
         with pytest.raises(WrongWorkError, match=words):
             verify.check_crops(_crops(ramp, tmp_path / f"{name}.npz", draw, flip))
+
+
+def test_built_pictures_are_of_the_size_and_the_source(tmp_path: Path) -> None:
+    work = WORKLOADS["W5"]
+    _picture(tmp_path / "0.jpg", 0)
+
+    def kept(image: Any, kind: str = "JPEG") -> Path:
+        out = io.BytesIO()
+        image.save(out, kind, quality=90)
+        data = np.frombuffer(out.getvalue(), np.uint8)
+        np.savez(tmp_path / "kept.npz", keys=np.array([0]), ends=np.array([len(data)]), data=data)
+        return tmp_path / "kept.npz"
+
+    right = Image.open(tmp_path / "0.jpg").resize((341, 256), Image.Resampling.BILINEAR)
+    assert verify.check_built(work, tmp_path, kept(right))["worst_mean_difference"] < 3
+    for wrong, kind, words in [
+        (right.resize((300, 256)), "JPEG", r"JPEG of \(300, 256\); JPEG of \(341, 256\)"),
+        (right, "WEBP", "WEBP of"),
+        (right.transpose(Image.Transpose.FLIP_LEFT_RIGHT), "JPEG", "mean absolute difference"),
+    ]:
+        with pytest.raises(WrongWorkError, match=words):
+            verify.check_built(work, tmp_path, kept(wrong, kind))
+
+
+def test_read_bytes_are_the_sources(tmp_path: Path) -> None:
+    (tmp_path / "0.jpg").write_bytes(b"some bytes")
+    right = hashlib.sha256(b"some bytes").hexdigest()
+    assert verify.check_digests(tmp_path, {"digests": {"0": right}}) == {"compared": 1}
+    with pytest.raises(WrongWorkError, match=r"key 0 \(0.jpg\): other bytes"):
+        verify.check_digests(tmp_path, {"digests": {"0": right[::-1]}})
+    with pytest.raises(WrongWorkError, match="nothing to compare"):
+        verify.check_digests(tmp_path, {"digests": {}})
+
+
+def test_multimodal_samples_are_the_plain_workers(tmp_path: Path) -> None:
+    for module in ("tokenizers", "soxr"):
+        pytest.importorskip(module)
+    source = write_source(tmp_path)
+    plain = multimodal.with_libraries(source)
+    right = [plain({part: path.read_bytes() for part, path in parts.items()}) for parts in multimodal.parts_of(source)]
+    stacked = {name: np.stack([sample[name] for sample in right]) for name in right[0]}
+    assert stacked["annotation"][0, 0] == 160 and stacked["tokens"].any() and np.abs(stacked["audio"]).max() > 5000
+    work, kept = WORKLOADS["W4"], tmp_path / "kept.npz"
+    np.savez(kept, keys=np.arange(3), **stacked)
+    assert verify.check_multimodal(work, source, kept)["worst_audio_difference"] == 0
+    for name, wrong, words in [
+        ("tokens", stacked["tokens"][::-1], "key 0.*tokens differ"),
+        ("annotation", stacked["annotation"] + 1, "key 0.*annotation differ"),
+        ("audio", np.roll(stacked["audio"], 8, 1), "key 0.*speech by"),
+        ("image", stacked["image"][:, ::-1], "key 0.*picture differs by"),
+    ]:
+        np.savez(kept, keys=np.arange(3), **(stacked | {name: wrong}))
+        with pytest.raises(WrongWorkError, match=words):
+            verify.check_multimodal(work, source, kept)
+
+
+def test_what_is_lost_or_doubled_over_a_resume() -> None:
+    assert verify.check_resumed([0, 1, 2], [3, 4], 5) == {"missing": 0, "again": 0}
+    assert verify.check_resumed([0, 1, 2], [2, 4], 5) == {"missing": 1, "again": 1}
+
+
+def test_native_crops_lie_anywhere_and_keep_their_scale(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    verify.write_ramps(tmp_path / "ramps", verify.PHOTO_WIDTH, verify.PHOTO_HEIGHT, 1)
+    photo = np.asarray(Image.open(tmp_path / "ramps" / "000000.jpg"))
+
+    def kept(size: int, left: Any) -> Path:
+        crops = []
+        for _ in range(400):
+            x, y = left(photo.shape[1] - size), int(rng.integers(0, photo.shape[0] - size + 1))
+            crops.append(np.asarray(Image.fromarray(photo[y : y + size, x : x + size]).resize((224, 224))))
+        np.savez(tmp_path / "kept.npz", image=np.stack(crops))
+        return tmp_path / "kept.npz"
+
+    assert verify.check_native(kept(224, lambda room: int(rng.integers(0, room + 1))))["crops"] == 400
+    with pytest.raises(WrongWorkError, match=r"a pixel of the crop is 2\.0"):
+        verify.check_native(kept(448, lambda room: int(rng.integers(0, room + 1))))
+    with pytest.raises(WrongWorkError, match="not spread evenly over the photo's x"):
+        verify.check_native(kept(224, lambda room: int(rng.integers(0, room // 2))))
+
+
+def test_the_page_cache_is_emptied(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(8 << 20))
+    os.sync()
+    path.read_bytes()
+    assert cache._resident(path) == (2048, 2048)
+    how, resident = cache.empty([path])
+    assert how in ("drop_caches", "fadvise")
+    if resident:
+        pytest.skip(f"this file system keeps {resident:.0%} of a file in memory")
+    assert cache._resident(path)[0] == 0

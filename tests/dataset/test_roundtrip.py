@@ -292,9 +292,21 @@ def test_indices_that_make_no_sense(tmp_path: Path) -> None:
     for many in (np.array([2**64 - 1], np.uint64), [0, 3], [-4]):
         with pytest.raises(IndexError):
             data.read_many(many)
-    for wrong in ([0.5], ["a"], [[0]], 5, [True], [None]):
+    for many in ([2**63, -1], np.array([0, 2**70], object), [-(2**63), 2**63]):
+        with pytest.raises(IndexError):
+            data.read_many(many)
+    for fine in (np.array([0, -1], object), [np.uint64(0), -1], np.array([2, 1, 0])[::-2], (0, 2)):
+        assert data.read_many(fine)["n"] == [0, 2]
+    assert data.read_many(np.array([], object))["n"] == []
+    for wrong in ([0.5], ["a"], [[0]], 5, [True], [None], [[0], [1, 2]], np.array([True], object), {0: 1}):
         with pytest.raises(OptionError):
             data.read_many(wrong)
+    for key in (3, None, ["k"]):
+        with pytest.raises(OptionError, match="a key is bytes or str"):
+            data.index_of(key)  # type: ignore[arg-type]
+    for options in ({"max_descriptors": 0}, {"max_descriptors": -1}, {"read_threads": 0}):
+        with pytest.raises(OptionError, match="at least 1"):
+            ShardDataset(tmp_path, **options)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         data["0"]  # type: ignore[index]
     with pytest.raises(KeyMissingError):

@@ -131,6 +131,18 @@ def test_links_and_devices_are_never_samples(tmp_path: Path, what: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["t.tar"]
 
 
+@pytest.mark.parametrize("type_", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_sample_that_needs_a_link_is_bad_and_one_that_does_not_is_whole(tmp_path: Path, type_: bytes, first: bool) -> None:
+    linked = [header("k.a", type_, "0000.a"), ("k.b", b"2")]
+    members = [*pairs(1), *(linked if first else linked[::-1]), ("z.a", b"z"), header("z.other", type_, "0000.a")]
+    opened = source(write(tmp_path / "t.tar", members), BYTES)
+    samples, bad = everything(opened, tmp_path / "stage")
+    assert [*samples] == [b"0000", b"z"]
+    assert [(record.key, record.code) for record in bad] == [(b"k", "link")] and "--hard-dereference" in bad[0].reason
+    assert opened.notes()["skipped"] == {"link": 2}
+
+
 @pytest.mark.parametrize("name", UNSAFE)
 def test_names_that_lead_outside_are_left_out_and_counted(tmp_path: Path, name: str) -> None:
     opened = source(write(tmp_path / "t.tar", [*pairs(1), (name, b"evil"), ("z.a", b"z")]), BYTES)

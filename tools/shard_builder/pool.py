@@ -28,6 +28,8 @@ from shard_builder import wire
 
 Chunk = list[tuple[int, bytes]]
 START_SECONDS = 120.0
+# Workers killed while they start are started again this often.
+MOST_RESTARTS = 3
 # Whatever a dying or broken worker may have sent instead of a message.
 _BROKEN = (OSError, ValueError, OverflowError, MemoryError, msgspec.MsgspecError)
 # One thread a worker: parallelism is between processes, and libraries must not fight over the cores. glibc gives the memory of every
@@ -82,6 +84,7 @@ class Pool:
         self._timeout = timeout
         self._mode = "encode"
         self._workers: list[_Process] = []
+        self._restarts = 0
         self._selector = selectors.DefaultSelector()
 
     def __enter__(self) -> Self:
@@ -136,17 +139,23 @@ class Pool:
         return worker
 
     def _await_all(self) -> None:
-        for worker in self._workers:
+        for worker in list(self._workers):
             if not worker.ready:
                 self._await_ready(worker)
 
     def _await_ready(self, worker: _Process) -> None:
+        """Wait until a worker has its libraries; one that a signal kills before that (out of memory, by hand) is started again."""
         try:
             answer, _ = wire.receive(worker.connection)
         except _BROKEN as error:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.process.wait(5)
             status = worker.process.returncode
+            if status is not None and status < 0 and self._restarts < MOST_RESTARTS:
+                self._restarts += 1
+                self._stop(worker)
+                self._await_ready(self._start())
+                return
             raise LfdataError(
                 f"a worker process did not start ({'no answer' if status is None else f'exit status {status}'})"
             ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from shard_builder.sources.files import show
@@ -57,6 +57,14 @@ def sparse_reason(member: Member) -> str:
     return f"member {show(member.name)!r} is sparse ({member.size} bytes when expanded); those are not read: repack the tar"
 
 
+def link_reason(member: Member) -> str:
+    """Why a sample with a link is refused."""
+    return (
+        f"member {show(member.name)!r} is a link; those are not followed: repack the tar with the files themselves "
+        "(tar --dereference --hard-dereference)"
+    )
+
+
 @dataclass(slots=True)
 class Group:
     """The members of one sample. ``start`` is the place of the first member's header, ``problem`` a code and a reason."""
@@ -86,25 +94,39 @@ class Group:
 
 
 class Grouper:
-    """Collects consecutive members of one key. ``skipped(reason, member)`` is called for every member that takes no part."""
+    """Collects consecutive members of one key.
 
-    def __init__(self, splitter: Splitter, duplicates: str) -> None:
-        self._splitter, self._duplicates = splitter, duplicates
+    Args:
+        needed: extensions of the declared fields: a sample that has a link for one of them is no whole sample.
+    """
+
+    def __init__(self, splitter: Splitter, duplicates: str, needed: Collection[str] = ()) -> None:
+        self._splitter, self._duplicates, self._needed = splitter, duplicates, needed
+        self._link: tuple[bytes, Member] | None = None
         self.current: Group | None = None
 
     def feed(self, member: Member) -> tuple[Group | None, str]:
         """Take the next member in. Returns the group it completes, if any, and why the member takes no part, if so."""
+        split = "" if member.skip not in ("", "sparse", "link") else self._splitter.split(member.name)
+        if member.skip == "link" and not isinstance(split, str) and split[1] in self._needed:
+            self._link = (split[0], member)
+            self._mark()
         if member.skip and member.skip != "sparse":
             return None, member.skip
-        split = self._splitter.split(member.name)
         if isinstance(split, str):
             return None, split
         key, extension = split
         done = None
         if self.current is None or self.current.key != key:
             done, self.current = self.current, Group(key, member.start)
+            self._mark()
         self.current.add(extension, member, self._duplicates)
         return done, ""
+
+    def _mark(self) -> None:
+        """The last link spoils the sample it belongs to, whether it came before or among its members."""
+        if self._link and self.current and self.current.key == self._link[0]:
+            self.current.problem = self.current.problem or ("link", link_reason(self._link[1]))
 
     def take(self) -> Group | None:
         """The group in the making."""

@@ -87,7 +87,7 @@ class TarScan:
         self._stream, self._rules, self._notes = stream, rules, notes
         self._taken = {extension for column in rules.columns for extension in column}
         notes.taken |= self._taken
-        self._grouper = Grouper(Splitter(rules.split, self._taken), rules.duplicates)
+        self._grouper = Grouper(Splitter(rules.split, self._taken), rules.duplicates, self._taken)
         self._hashes = array("Q")
         self._before: frozenset[int] | None = None
         self._spool: Any = None
@@ -98,7 +98,11 @@ class TarScan:
             fault = self._read()
             split = self._split_keys()
             for ordinal, (good, key, start, locator, size, code, reason) in enumerate(self._items()):
-                if ordinal in split:
+                if good and fault is not None and fault.code == "gzip-crc":
+                    yield self._bad(
+                        key, start, fault.code, f"{fault.reason}: some byte of the tar is wrong, and nobody knows which"
+                    )
+                elif ordinal in split:
                     yield self._bad(key, start, "interleaved", split[ordinal])
                 elif good:
                     yield Record(key, locator, size, self._unit)
@@ -136,11 +140,12 @@ class TarScan:
         if reason == "unmapped":
             self._notes.skipped["unmapped"] += 1
         elif reason != "directory":
-            self._notes.skipped[reason] += 1
-            if reason not in ("meta", "hidden"):
-                self._notes.warn(
-                    f"{self._name}: byte {member.start}: member {show(member.name)[:200]!r} is left out ({reason})"
-                )
+            self._left_out(member, reason)
+
+    def _left_out(self, member: Member, reason: str) -> None:
+        self._notes.skipped[reason] += 1
+        if reason not in ("meta", "hidden"):
+            self._notes.warn(f"{self._name}: byte {member.start}: member {show(member.name)[:200]!r} is left out ({reason})")
 
     def _without_end(self, fault: NoEnd) -> None:
         """No end-of-archive blocks: whether the last sample is whole, nobody knows."""

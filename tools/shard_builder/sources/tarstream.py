@@ -22,6 +22,7 @@ from shard_builder.sources.files import LFS_HEAD
 BLOCK = 512
 GZIP_MAGIC = b"\x1f\x8b"
 
+_PACKED = {"xz": b"\xfd7zXZ\0", "bzip2": b"BZh", "zstd": b"\x28\xb5\x2f\xfd", "zip": b"PK\x03\x04", "7-zip": b"7z\xbc\xaf"}
 _CHUNK = 1 << 16
 _MAX_HEADER = 1 << 16  # one extended header: names and attributes, never data
 _MAX_HEADERS = 1 << 20  # all headers of one member together
@@ -262,7 +263,10 @@ def members(stream: ByteStream) -> Iterator[Member]:
         except Exception as error:
             # tarfile lets IndexError, OverflowError, RecursionError and more out of bad headers.
             code = "truncated" if guard.short else "tar-header"
-            raise TarFault(code, f"a header that cannot be read ({type(error).__name__}: {str(error)[:100]})", at) from None
+            said = (
+                f"{type(error).__name__}: {error}"[:120] if isinstance(error, tarfile.TarError) else "its values make no sense"
+            )
+            raise TarFault(code, f"a header that cannot be read ({said})", at) from None
         if info is None:
             _check_end(stream, at)
             return
@@ -283,6 +287,9 @@ def _check_head(stream: ByteStream) -> None:
         raise TarFault(error.code, error.reason, 0) from None
     if not head:
         raise TarFault("empty-file", "a file of 0 bytes is no tar", 0)
+    packed = next((name for name, magic in _PACKED.items() if head.startswith(magic)), None)
+    if packed:
+        raise TarFault("tar-header", f"this is {packed} data, not a tar: decompress it first (gzip alone is read as it is)", 0)
     if head.startswith(LFS_HEAD):
         raise TarFault("lfs-pointer", "this is a Git LFS pointer, not the tar: run git lfs pull", 0)
 

@@ -10,7 +10,7 @@ import click
 
 from lfdata.errors import FormatError, LfdataError, TargetExistsError
 from lfdata.format.durable import Files, is_temporary
-from lfdata.format.files import LocalFile
+from lfdata.format.files import DescriptorPool, LocalFile
 from lfdata.format.layout import KIND_BASE, KIND_SIDECAR
 from lfdata.format.meta import (
     MANIFEST,
@@ -43,7 +43,8 @@ def rebuild_manifest(directory: Path) -> tuple[Manifest, list[str]]:
         FormatError: a damaged shard, no shards, or shards of different data sets.
     """
     names = sorted(n for n in os.listdir(directory) if n.endswith(SHARD_SUFFIX) and not is_temporary(n))
-    opened = [ShardFile(LocalFile(directory / name)) for name in names]
+    pool = DescriptorPool()
+    opened = [ShardFile(LocalFile(directory / name, pool)) for name in names]
     bases = [shard for shard in opened if shard.identity.kind == KIND_BASE]
     sides = [shard for shard in opened if shard.identity.kind == KIND_SIDECAR]
     if not bases:

@@ -240,7 +240,7 @@ def command(
     white, constant,
     silent, clipped, empty, NaN, undecodable and duplicate ones.
 
-    Exit status: 0, or 1 if part of the data set could not be read (`shard-builder verify` says more).
+    Exit status: 0, or 1 if part of the data set could not be read or decoded (`shard-builder verify` says more).
     """
     with progress_bar("stats") as progress:
         options: dict[str, Any] = {"content": content, "limit": limit, "listed": listed, "timeout": timeout}
@@ -249,5 +249,6 @@ def command(
         click.echo(msgspec.json.encode(result).decode())
     else:
         print_stats(result, click.echo)
-    if result["errors"]:
+    findings = (result["content"] or {}).get("findings", ())
+    if result["errors"] or any(found["check"] == "undecodable" for found in findings):
         sys.exit(1)
