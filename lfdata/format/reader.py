@@ -7,6 +7,7 @@ never touches a mapping.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,14 +107,13 @@ class ShardFile:
                     self.name, entry.offset, f"section {entry.type.decode()} appears twice for one field and role"
                 )
             self._by_place[place] = entry
-        self.meta: ShardMeta = self._read_meta(self._find(b"META"))
-        try:
-            check_fields(self.name, self.meta.fields)
-        except CorruptError as error:
-            raise CorruptError(self.name, self._find(b"META").offset, error.reason) from error
+        place = self._find(b"META")
+        self.meta: ShardMeta = self._read_meta(place)
         self.fields: tuple[FieldMeta, ...] = self.meta.fields
         self._ordinals = {field.name: number for number, field in enumerate(self.fields)}
-        check_schema(self.name, trailer.directory_offset, self.identity.kind, self.rows, self.fields, self._by_place)
+        with self._at(place):
+            check_fields(self.name, self.meta.fields)
+            check_schema(self.name, trailer.directory_offset, self.identity.kind, self.rows, self.fields, self._by_place)
         self._sums = np.frombuffer(
             self._checked(self._find(b"BSUM"), 8 * sum(e.blocks for e in self.entries if e.blocked)), "<u8"
         )
@@ -133,11 +133,19 @@ class ShardFile:
         index = self.identity.kind == layout.KIND_INDEX
         limit = layout.MAX_MANIFEST_BYTES if index else layout.MAX_META_BYTES
         data = self._checked(entry, limit)
-        try:
+        with self._at(entry):
             meta: ShardMeta = decode_json(self.name, data, ShardMeta, "META")
-        except CorruptError as error:
-            raise CorruptError(self.name, entry.offset, error.reason) from error
         return meta
+
+    @contextlib.contextmanager
+    def _at(self, entry: Entry) -> Iterator[None]:
+        """Errors about what a section says get its offset."""
+        try:
+            yield
+        except FormatError as error:
+            if error.offset is not None:
+                raise
+            raise type(error)(self.name, entry.offset, error.reason) from error
 
     def _refuse_features(self) -> None:
         """Refuse required features by name. The rest of such a file may break every rule this reader knows, its META included."""

@@ -7,6 +7,7 @@ import struct
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,13 @@ from hostilekit import (
     seed_of,
     small_shard,
 )
+from shardkit import Part, scalar, write_dataset
 
 from lfdata.errors import CorruptError, FormatError, LfdataError, LimitError, VersionError
-from lfdata.format.meta import Manifest, decode_json
+from lfdata.format import layout
+from lfdata.format.files import LocalFile
+from lfdata.format.meta import FieldMeta, Manifest, decode_json
+from lfdata.format.reader import ShardFile
 
 VALUES = (0, 1, 2**63 - 1, 2**63, 2**64 - 1)
 HEADER_64 = {"required": 16, "optional": 24, "shard id low": 32, "shard id high": 40, "part id low": 48, "part id high": 56}
@@ -234,9 +239,25 @@ def test_hostile_meta(case: str) -> None:
     change = BAD_META[case]
     raw = change_meta(shard(), change)
     begun = time.perf_counter()
-    assert isinstance(outcome(raw), FormatError)
+    found = outcome(raw)
+    assert isinstance(found, FormatError) and found.offset is not None
     assert time.perf_counter() - begun < 5
     assert damage_of(raw)
+
+
+def test_a_column_of_bools_holds_zeros_and_ones(tmp_path: Path) -> None:
+    field = FieldMeta("b", "scalar", {"dtype": "bool"})
+    write_dataset(tmp_path, [field], [Part([(b"%d" % n, {"b": scalar(n == 1, "bool")}) for n in range(3)])])
+    (path,) = tmp_path.glob("*.lfd")
+    value = layout.ROLE_CODES["value"]
+    for wrong in (2, 255):
+        path.write_bytes(
+            change_column(
+                path.read_bytes(), "COLM", 0, value, lambda old, wrong=wrong: np.frombuffer(bytes([0, 1, wrong]), old.dtype)
+            )
+        )
+        with pytest.raises(CorruptError, match="a bool that is neither 0 nor 1"):
+            ShardFile(LocalFile(path)).column("b", "value")
 
 
 @pytest.mark.parametrize("case", BAD_PARAMS)

@@ -208,6 +208,26 @@ def test_a_worker_that_cannot_start_is_a_typed_error(script: str, monkeypatch: p
     assert not [pid for pid in children(os.getpid()) if b"shard_builder" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
+def test_a_worker_killed_while_it_starts_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = tmp_path / "killed"
+    head = f"import os, signal; mark = {str(mark)!r}\n"
+    once = "if not os.path.exists(mark): open(mark, 'w').close(); os.kill(os.getpid(), signal.SIGKILL)\n"
+
+    def command(descriptor: int) -> list[str]:
+        arguments = worker_command(descriptor)
+        script = arguments.index("-c") + 1
+        return [*arguments[:script], f"{head}{once}{arguments[script]}", *arguments[script + 1 :]]
+
+    monkeypatch.setattr(pool_module, "worker_command", command)
+    with Pool(2, _setup(), 60.0) as pool:
+        assert [result.heads[0][0] for result in _answers(pool, 3)] == [0, 1, 2]
+    assert mark.exists()
+    # Killed every time, it is an error and no endless loop.
+    monkeypatch.setattr(pool_module, "worker_command", _scripted("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"))
+    with pytest.raises(LfdataError, match=r"did not start \(exit status -9\)"), Pool(2, _setup(), 60.0) as pool:
+        _answers(pool, 1)
+
+
 # -- Ctrl-C -------------------------------------------------------------------------------------------------------------
 
 

@@ -217,6 +217,12 @@ def test_a_decoder_that_dies_is_a_finding(tmp_path: Path) -> None:
     assert found(result) == {("undecodable", "caption", 1), ("blank", "caption", 2)}
 
 
+def test_an_undecodable_value_is_a_status(tmp_path: Path) -> None:
+    _build.build(tmp_path, [[(b"a", {"caption": Encoded(b"\xff\xff")})]], {"caption": ("text", {})})
+    assert CliRunner().invoke(command, [str(tmp_path), "--workers", "1"]).exit_code == 1
+    assert CliRunner().invoke(command, [str(tmp_path), "--workers", "1", "--no-content"]).exit_code == 0
+
+
 def test_a_single_file_is_refused(tmp_path: Path) -> None:
     manifest = _build.build(tmp_path, [_build.rows(1)])
     with pytest.raises(OptionError, match="directory"):
