@@ -107,11 +107,11 @@ class ShardFile:
                     self.name, entry.offset, f"section {entry.type.decode()} appears twice for one field and role"
                 )
             self._by_place[place] = entry
-        place = self._find(b"META")
-        self.meta: ShardMeta = self._read_meta(place)
+        section = self._find(b"META")
+        self.meta: ShardMeta = self._read_meta(section)
         self.fields: tuple[FieldMeta, ...] = self.meta.fields
         self._ordinals = {field.name: number for number, field in enumerate(self.fields)}
-        with self._at(place):
+        with self._at(section):
             check_fields(self.name, self.meta.fields)
             check_schema(self.name, trailer.directory_offset, self.identity.kind, self.rows, self.fields, self._by_place)
         self._sums = np.frombuffer(
