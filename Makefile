@@ -11,9 +11,9 @@ GPU_PYTHON ?= python3
 # What changes an installation: the pins, the package's declaration, the native source.
 SETUP := pyproject.toml constraints.txt lfdata/format/_native.c tools/debian-packages.sh tools/install-pil.sh
 CHECKED := lfdata lftrain tools/shard_builder benchmarks
-# The second environment holds plain pillow and only what these tests import.
-PILLOW_PACKAGES := pillow click hypothesis msgspec numpy pytest soundfile soxr tqdm xxhash zstandard
-PILLOW_TESTS := $(wildcard tests/codecs/test_image*.py tests/codecs/test_jpeg*.py tests/codecs/test_sniff.py)
+# The second environment holds plain pillow and only what these tests import; matplotlib needs plain pillow too.
+PILLOW_PACKAGES := pillow matplotlib click hypothesis msgspec numpy pytest soundfile soxr tqdm xxhash zstandard
+PILLOW_TESTS := $(wildcard tests/codecs/test_image*.py tests/codecs/test_jpeg*.py tests/codecs/test_sniff.py tests/benchmarks/test_plot.py)
 LONG := slow or fault or service
 GPU := gpu or multigpu
 DEMO := demo-out

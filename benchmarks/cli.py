@@ -6,7 +6,7 @@ import importlib
 
 import click
 
-COMMANDS = ("run", "compare", "report", "data", "environment", "convert", "read", "open", "sizes", "layout")
+COMMANDS = ("run", "compare", "report", "plot", "data", "environment", "convert", "read", "open", "sizes", "layout")
 
 
 class _Commands(click.Group):

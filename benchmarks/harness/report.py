@@ -12,8 +12,8 @@ from benchmarks.record import RESULTS, RecordError, read
 
 REPO = Path(__file__).resolve().parents[2]
 DOCUMENTS = (REPO / "README.md", REPO / "docs" / "benchmarks.md")
-# <!-- record: NAME --> table <!-- end -->
-_MARKER = re.compile(r"(<!-- record: ([\w.-]+) -->\n)(?:.*?\n)?(<!-- end -->)", re.DOTALL)
+# <!-- record: NAME --> table <!-- end -->; with "brief" after the name, a table of few columns
+_MARKER = re.compile(r"(<!-- record: ([\w.-]+)( brief)? -->\n)(?:.*?\n)?(<!-- end -->)", re.DOTALL)
 # What must be equal for two records to be comparable.
 _SAME = ("workload", "data_digest", "seconds", "cores", "step")
 
@@ -44,6 +44,9 @@ _COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str | None]], ...] = (
 )
 
 
+_BRIEF = ("samples/s", "to the next batch, s", "CPU-s / 1,000", "MiB anonymous + shared")
+
+
 def _figure(found: dict[str, Any], name: str, times: float = 1) -> str | None:
     if name not in found:
         return None
@@ -58,10 +61,11 @@ def _state(found: dict[str, Any]) -> str | None:
     return ("yes" if found["loads_state"] else "no: batches are thrown away") + lost
 
 
-def table(record: dict[str, Any]) -> str:
+def table(record: dict[str, Any], *, brief: bool = False) -> str:
     """A record of ``lfbench run`` as a Markdown table: ratio first, then figures with their spread (median [min, max])."""
     ran = [found for found in record["results"].values() if found["status"] == "ok"]
-    columns = [(name, figure) for name, figure in _COLUMNS if any(figure(found) is not None for found in ran)]
+    shown = [(name, figure) for name, figure in _COLUMNS if not brief or name in _BRIEF]
+    columns = [(name, figure) for name, figure in shown if any(figure(found) is not None for found in ran)]
     rows = [
         f"| subject | ratio to it | {' | '.join(name for name, _ in columns)} |",
         f"| --- | --- |{' --- |' * len(columns)}",
@@ -127,6 +131,6 @@ def updated(text: str) -> str:
     """A document with the table of every record it has a marker for."""
 
     def one(match: re.Match[str]) -> str:
-        return f"{match[1]}{table(read(RESULTS / f'{match[2]}.json'))}\n{match[3]}"
+        return f"{match[1]}{table(read(RESULTS / f'{match[2]}.json'), brief=bool(match[3]))}\n{match[4]}"
 
     return _MARKER.sub(one, text)
