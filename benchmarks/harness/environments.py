@@ -14,6 +14,7 @@ HOME = Path(os.environ.get("LFBENCH_HOME", "bench-data")).resolve()
 
 # What to install beside the packages of this environment, by subject. Versions as published by 2026-11.
 PACKAGES = {
+    "torch_pillow": ("pillow",),
     "torch_simplejpeg": ("simplejpeg", "opencv-python-headless"),
     "lfdata_reader": ("simplejpeg", "opencv-python-headless"),
     "webdataset_": ("webdataset", "simplejpeg", "opencv-python-headless"),

@@ -31,6 +31,7 @@ SUBJECTS = (
     "bare_calls",
     "torch_memmap",
     "torch_pil",
+    "torch_pillow",
     "torch_simplejpeg",
     "webdataset_",
     "streaming_",
