@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.metadata
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.environments import PACKAGES
 from benchmarks.harness.work import WORKLOADS, Batch, Settings, Workload, touch
 
 TICK = os.sysconf("SC_CLK_TCK")
@@ -45,6 +48,20 @@ def tree_cpu() -> float:
     return total / TICK
 
 
+def versions(subject: str) -> dict[str, str]:
+    """Versions of what a subject is made of, as its environment has them."""
+    found = {}
+    for name in dict.fromkeys((*PACKAGES.get(subject, ()), "torch", "numpy", "pillow", "pillow-simd", "torchdata")):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def host(array: Any) -> Any:
+    """An array where the processor can read it."""
+    return np.asarray(array.cpu() if getattr(array, "is_cuda", False) else array)
+
+
 def chosen(key: int, keys: int, wanted: int) -> bool:
     """Whether a key is among the about ``wanted`` that are compared; the same ones for every subject."""
     digest = hashlib.sha256(b"%d" % key).digest()
@@ -60,8 +77,8 @@ def check(work: Workload, epochs: Iterator[Iterator[Batch]], request: dict[str, 
     for _ in range(request["epochs"]):
         keys.append([])
         for batch in next(epochs):
-            arrays = {name: np.asarray(array) for name, array in batch.arrays.items()}
-            mine = np.asarray(batch.keys).reshape(-1).tolist()
+            arrays = {name: host(array) for name, array in batch.arrays.items()}
+            mine = host(batch.keys).reshape(-1).tolist()
             keys[-1] += mine
             kinds |= {(name, array.shape[1:], str(array.dtype)) for name, array in arrays.items()}
             if any(len(array) != len(mine) for array in arrays.values()):
@@ -254,7 +271,7 @@ def main() -> None:
     imported = time.perf_counter()
     answer: dict[str, Any] = {"import_s": imported - begin}
     if request["mode"] == "probe":
-        answer |= {"workers": subject.workers(work, request["cores"])}
+        answer |= {"workers": subject.workers(work, request["cores"]), "versions": versions(request["subject"])}
     elif request["mode"] == "prepare":
         subject.prepare(work, Path(request["source"]), Path(request["prepared"]))
         answer |= {"seconds": time.perf_counter() - imported}

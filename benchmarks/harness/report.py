@@ -39,6 +39,7 @@ _COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str | None]], ...] = (
     ("CPU-s", lambda found: _figure(found, "cpu_s")),
     ("MiB anonymous + shared", lambda found: f"{found['memory_mib']['anonymous_shared']:,.0f}"),
     ("first batch, s", lambda found: _figure(found, "first_batch_s")),
+    ("prepared in, s", lambda found: _prepared(found)),
     ("KB a sample", lambda found: f"{found['bytes_sample'] / 1000:,.1f}"),
     ("workers", lambda found: str(found["workers"])),
 )
@@ -51,6 +52,12 @@ def _figure(found: dict[str, Any], name: str, times: float = 1) -> str | None:
     if name not in found:
         return None
     return _spread({key: value * times for key, value in found[name].items() if key != "repeats"})
+
+
+def _prepared(found: dict[str, Any]) -> str | None:
+    """Seconds to build the subject's format; ``None`` for files that are used as they are."""
+    seconds = found.get("prepare", {}).get("seconds", 0)
+    return f"{seconds:,.1f}" if seconds > 0.05 else None
 
 
 def _state(found: dict[str, Any]) -> str | None:

@@ -133,6 +133,7 @@ class Runner:
         probe = run(entry.subject, self._request(entry, "probe"), 120)
         entry.result["workers_swept"] = list(self.options.workers or probe["workers"])
         entry.result["import_s"] = probe["import_s"]
+        entry.result["versions"] = probe["versions"]
         if self.work.measure == "build":
             entry.result["prepare"] = {"seconds": 0.0, "bytes": 0}
         else:

@@ -229,6 +229,10 @@ def touch(arrays: dict[str, Any]) -> int:
     """Read one byte of every page of a batch, as a consumer would at least."""
     total = 0
     for array in arrays.values():
+        if getattr(array, "is_cuda", False):
+            # On the device: reading the sum back also waits until the batch is there.
+            total += int(array.reshape(-1)[::4096].sum())
+            continue
         flat: NDArray[np.uint8] = np.asarray(array).reshape(-1).view(np.uint8)
         total += int(flat[::4096].sum())
     return total
