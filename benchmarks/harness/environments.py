@@ -22,6 +22,7 @@ PACKAGES = {
     "litdata_": ("litdata", "simplejpeg", "opencv-python-headless"),
     "spdl_": ("spdl",),
     "dali_cpu": ("nvidia-dali-cuda120",),
+    "dali_gpu": ("nvidia-dali-cuda120",),
     "grain_": ("grain", "array_record", "simplejpeg", "opencv-python-headless"),
     "ffcv_": ("ffcv",),
 }

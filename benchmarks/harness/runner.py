@@ -38,6 +38,7 @@ SUBJECTS = (
     "litdata_",
     "spdl_",
     "dali_cpu",
+    "dali_gpu",
     "grain_",
     "ffcv_",
 )
@@ -313,7 +314,8 @@ class Runner:
         try:
             step(entry)
         except AbsentError as error:
-            entry.status, entry.reason = "absent", f"{error}; `lfbench environment {entry.subject}` installs it"
+            hint = "" if "no GPU" in str(error) else f"; `lfbench environment {entry.subject}` installs it"
+            entry.status, entry.reason = "absent", f"{error}{hint}"
         except OtherError as error:
             entry.status, entry.reason = "not offered", str(error)
         except WrongWorkError as error:

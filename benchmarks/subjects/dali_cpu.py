@@ -25,23 +25,26 @@ def workers(workload: Workload, cores: int) -> list[int]:
     return sweep(cores)
 
 
-def pipeline(work: Workload, settings: Settings, **more: Any) -> Any:
-    """Files in, pictures and keys out. Options not given are as DALI sets them (two batches ahead, a shuffle buffer of 1024)."""
+def pipeline(work: Workload, settings: Settings, decoder: str = "cpu", device_id: int | None = None, **more: Any) -> Any:
+    """Files in, pictures and keys out. Options not given are as DALI sets them (two batches ahead, a shuffle buffer of 1024).
+
+    ``decoder``: ``cpu``, or ``mixed``: the GPU ``device_id`` decodes and does the rest.
+    """
     from nvidia.dali import Pipeline, fn
 
     files = [str(path) for path in image_files(settings.source)]
-    pipe: Any = Pipeline(work.batch, settings.workers, device_id=None, seed=settings.seed, **more)
+    pipe: Any = Pipeline(work.batch, settings.workers, device_id=device_id, seed=settings.seed, **more)
     with pipe:
         encoded, keys = fn.readers.file(
             files=files, labels=list(range(len(files))), random_shuffle=True, pad_last_batch=True, name="reader"
         )
         if work.work == "native":
             place = {f"crop_pos_{axis}": fn.random.uniform(range=(0.0, 1.0)) for axis in "xy"}
-            images = fn.decoders.image_crop(encoded, device="cpu", crop=(224, 224), adjust_orientation=False, **place)
+            images = fn.decoders.image_crop(encoded, device=decoder, crop=(224, 224), adjust_orientation=False, **place)
         elif work.work == "crop":
             images = fn.decoders.image_random_crop(
                 encoded,
-                device="cpu",
+                device=decoder,
                 random_area=[0.08, 1.0],
                 random_aspect_ratio=[3 / 4, 4 / 3],
                 num_attempts=10,
@@ -50,7 +53,7 @@ def pipeline(work: Workload, settings: Settings, **more: Any) -> Any:
             images = fn.resize(images, size=(224, 224), antialias=True)
             images = fn.flip(images, horizontal=fn.random.coin_flip(probability=0.5))
         else:
-            images = fn.decoders.image(encoded, device="cpu", adjust_orientation=False)
+            images = fn.decoders.image(encoded, device=decoder, adjust_orientation=False)
             # As the reference: the picture is stretched to whole pixels, and an odd margin leaves the smaller half before the crop.
             images = fn.resize(images, resize_shorter=256, antialias=True, subpixel_scale=False)
             images = fn.crop(images, crop=(224, 224), rounding="truncate")
