@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,19 +91,27 @@ def options(settings: Settings) -> dict[str, Any]:
 
 
 def stateful(dataset: Any, work: Workload, settings: Settings, state: Any) -> tuple[Iterator[Batch], Callable[[], Any]]:
-    """torchdata's DataLoader with a state, over the same data set. The state is what it gives, as torch stores it."""
+    """torchdata's DataLoader with a state, over the same data set. The state is what it gives, as MessagePack in base64."""
+    import msgspec
     import torch
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     torch.manual_seed(settings.seed)
     loader: Any = StatefulDataLoader(dataset, work.batch, **options(settings))
+
+    def packed(value: Any) -> Any:
+        """A tensor (the state of a random generator) as MessagePack has none."""
+        return msgspec.msgpack.Ext(1, msgspec.msgpack.encode([str(value.numpy().dtype), value.numpy().tobytes()]))
+
+    def unpacked(_: int, data: memoryview) -> Any:
+        dtype, raw = msgspec.msgpack.decode(data)
+        return torch.from_numpy(np.frombuffer(bytearray(raw), dtype))
+
     if state is not None:
-        loader.load_state_dict(torch.load(io.BytesIO(base64.b64decode(state)), weights_only=True))
+        loader.load_state_dict(msgspec.msgpack.decode(base64.b64decode(state), ext_hook=unpacked, strict=False))
 
     def save() -> str:
-        out = io.BytesIO()
-        torch.save(loader.state_dict(), out)
-        return base64.b64encode(out.getvalue()).decode()
+        return base64.b64encode(msgspec.msgpack.encode(loader.state_dict(), enc_hook=packed)).decode()
 
     return (batch_of(found) for found in loader), save
 

@@ -93,6 +93,7 @@ def test_building_and_single_reads(pictures: Path, home: Path) -> None:
         assert 0 < result["latency_p50_us"]["median"] <= result["latency_p99_us"]["median"]
 
 
+@pytest.mark.slow
 def test_cold_and_paced(pictures: Path, home: Path) -> None:
     pytest.importorskip("simplejpeg")
     for result in _results(home, "W7", pictures, "lfdata_reader,torch_pil", "--workers", "0").values():
@@ -102,6 +103,7 @@ def test_cold_and_paced(pictures: Path, home: Path) -> None:
     assert result["waiting"]["median"] > 0.3 and result["starved_steps"]["median"] == 1
 
 
+@pytest.mark.slow
 def test_resuming_gives_the_rest_of_the_epoch(home: Path, tmp_path: Path) -> None:
     pytest.importorskip("torchdata")
     pytest.importorskip("simplejpeg")
@@ -124,6 +126,7 @@ def test_resuming_gives_the_rest_of_the_epoch(home: Path, tmp_path: Path) -> Non
     assert against["differs"] and against["ratio"] > 1.5
 
 
+@pytest.mark.slow
 def test_native_crops(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("simplejpeg")
     for name, value in {"PHOTO_WIDTH": 900, "PHOTO_HEIGHT": 700, "PHOTOS": 64}.items():
