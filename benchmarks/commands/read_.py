@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ CASES = (
 )
 # Bytes a repeat reads: some tenths of a second.
 REPEAT_BYTES = 512 << 20
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 @click.command("read")
@@ -35,6 +37,7 @@ REPEAT_BYTES = 512 << 20
 @click.option("--output", type=click.Path(path_type=Path))
 def command(repeats: int, threads: int | None, output: Path | None) -> None:
     """Rows/s, warm page cache, every payload verified against its check on our side."""
+    _keep_memory()
     results: dict[str, Any] = {}
     for size, rows, batch in CASES:
         with tempfile.TemporaryDirectory() as scratch:
@@ -45,6 +48,14 @@ def command(repeats: int, threads: int | None, output: Path | None) -> None:
         )
     options = {"repeats": repeats, "bytes": REPEAT_BYTES, "threads": threads, "native": gather.native is not None}
     click.echo(f"record: {save('read', options, results, output)}")
+
+
+def _keep_memory() -> None:
+    """Keep what is freed: results of some MiB otherwise go back to the kernel after some calls and not after others, whoever made them."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
 
 
 def _case(scratch: Path, size: int, rows: int, batch: int, repeats: int, threads: int | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.work import SEQUENCE, Batch, Settings, Workload, image_files, sequences, sweep
-from benchmarks.subjects.webdataset_ import shrink
+from benchmarks.subjects.files import shrink
 
 TITLE = "FFCV"
 IMPORTS = ("torch", "ffcv.loader", "ffcv.fields.rgb_image", "ffcv.transforms")

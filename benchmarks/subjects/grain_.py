@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.harness import multimodal
 from benchmarks.harness.work import Batch, Settings, Workload, image_files, sequences, sweep
-from benchmarks.subjects.webdataset_ import decoder, read, shrunk, stored_files
+from benchmarks.subjects.files import decoder, read, shrunk, stored_files
 
 TITLE = "Grain + simplejpeg + cv2"
 IMPORTS = ("grain", "array_record.python.array_record_module", "simplejpeg", "cv2")

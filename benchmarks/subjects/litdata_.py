@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.harness.work import SEQUENCE, Batch, Settings, Workload, image_files, sequences, sweep
 from benchmarks.subjects import torch_pil
-from benchmarks.subjects.webdataset_ import decoder, read, shrunk, stored_files
+from benchmarks.subjects.files import decoder, read, shrunk, stored_files
 
 TITLE = "litdata + simplejpeg + cv2"
 IMPORTS = ("torch.utils.data", "litdata", "simplejpeg", "cv2")

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.harness import multimodal
 from benchmarks.harness.work import SEQUENCE, Batch, Settings, Workload, image_files, sequences, sweep
 from benchmarks.subjects import torch_pil
-from benchmarks.subjects.webdataset_ import decoder, read, shrunk, stored_files
+from benchmarks.subjects.files import decoder, read, shrunk, stored_files
 
 TITLE = "mosaicml-streaming + simplejpeg + cv2"
 IMPORTS = ("torch.utils.data", "streaming", "simplejpeg", "cv2")
