@@ -1,0 +1,1 @@
+"""Which sample comes at which position: pure functions of (seed, epoch, position). See docs/order.md."""
