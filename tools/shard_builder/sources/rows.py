@@ -208,8 +208,14 @@ class CsvFormat(msgspec.Struct, frozen=True):
         try:
             rows = list(self.reader(iter(_split(_strict(data))), limit))
         except csv.Error as error:
-            raise SampleError("csv", f"not CSV: {error}") from None
+            raise SampleError("csv", f"not CSV: {_said(error)}") from None
         return _named(rows[0] if rows else [], columns)
+
+
+def _said(error: csv.Error) -> str:
+    """What the csv module says, but for what only its caller in Python could follow."""
+    text = str(error)
+    return "a carriage return alone inside a line: lines must end in LF or CR LF" if "new-line character" in text else text
 
 
 def _split(text: str) -> list[str]:
@@ -245,7 +251,8 @@ class CsvRows:
             header: list[str] = next(self._reader, [])
             _strict(self._lines.record)
         except (csv.Error, SampleError) as error:
-            raise SourceError(f"{name}: the header cannot be read: {getattr(error, 'reason', error)}") from None
+            said = error.reason if isinstance(error, SampleError) else _said(error)
+            raise SourceError(f"{name}: the header cannot be read: {said}") from None
         twice = sorted({column for column in header if header.count(column) > 1}) if len(set(header)) != len(header) else []
         if twice:
             raise SourceError(f"{name}: the header names {twice[0]!r} more than once; columns: {', '.join(header[:50])}")
@@ -267,7 +274,7 @@ class CsvRows:
             except StopIteration:
                 return
             except csv.Error as bad:
-                error = SampleError("csv", f"not CSV: {bad} (the row ends before byte {lines.offset})")
+                error = SampleError("csv", f"not CSV: {_said(bad)} (the row ends before byte {lines.offset})")
             except SampleError as bad:
                 error = bad
                 self._reader = self._style.reader(self._texts(), self._limit)  # a generator that raised is finished
