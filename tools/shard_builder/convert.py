@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
 import time
@@ -78,7 +79,13 @@ def convert(
     options = options or ConvertOptions()
     _refuse_inside(source, Path(target))
     with Target(Path(target), files or Files()) as place:
-        return _Conversion(source, place, options, progress or (lambda _done, _total: None)).run()
+        try:
+            return _Conversion(source, place, options, progress or (lambda _done, _total: None)).run()
+        except BaseException:
+            # An interruption may come between a file's creation and whatever would remove it.
+            with contextlib.suppress(LfdataError, OSError):
+                place.remove_unfinished()
+            raise
 
 
 def _refuse_inside(source: Source, target: Path) -> None:

@@ -96,9 +96,7 @@ class Target:
 
     def clean(self, *, journal: bool) -> None:
         """Remove leftovers of a killed run: unfinished files, staged containers, and the journal if asked."""
-        for entry in list(os.scandir(self.path)):
-            if is_temporary(entry.name):
-                self.files.unlink(Path(entry.path))
+        self.remove_unfinished()
         work = work_directory(self.path)
         if not work.is_dir():
             return
@@ -113,6 +111,12 @@ class Target:
                 self.files.unlink(path)
         if journal:
             self.files.remove_directory(work)
+
+    def remove_unfinished(self) -> None:
+        """Remove files that were not renamed to their names."""
+        for entry in list(os.scandir(self.path)):
+            if is_temporary(entry.name):
+                self.files.unlink(Path(entry.path))
 
     def _remove_tree(self, top: Path) -> None:
         for folder, folders, names in os.walk(top, topdown=False):
