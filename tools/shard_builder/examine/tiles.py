@@ -65,10 +65,10 @@ class Font:
                 rest = rest[cut:].lstrip()
         if len(result) > lines:
             result = result[:lines]
-            last = result[-1]
-            result[-1] = (
-                last[: max(0, self._fitting(last + "\u2026", width) - 1)] if self._length(last + "\u2026") > width else last
-            ) + self.safe("\u2026")
+            last, more = result[-1], self.safe("\u2026")
+            while last and self._length(last + more) > width:
+                last = last[:-1]
+            result[-1] = last + more
         return result
 
     def _fitting(self, text: str, width: int) -> int:
