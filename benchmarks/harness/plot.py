@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.report import title_of
+
 # Title of the axis, and factor, by the figure a record's subjects are compared by.
 _AXES = {"samples_s": "samples/s (longer is better)", "resume_s": "seconds to the next batch (shorter is better)"}
 
@@ -15,9 +17,8 @@ def bars(record: dict[str, Any]) -> list[tuple[str, float, float, float]]:
     found = []
     for label, result in record["results"].items():
         if result["status"] == "ok":
-            number = f" #{label.partition('#')[2]}" if "#" in label else ""
             figure = result[metric]
-            found.append((f"{result['title']}{number}", figure["median"], figure["min"], figure["max"]))
+            found.append((title_of(label, result, record), figure["median"], figure["min"], figure["max"]))
     return found
 
 

@@ -45,6 +45,7 @@ _COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str | None]], ...] = (
 )
 
 
+_NO_PICTURES = ("W3", "W6")
 _BRIEF = ("samples/s", "to the next batch, s", "CPU-s / 1,000", "MiB anonymous + shared")
 
 
@@ -80,14 +81,22 @@ def table(record: dict[str, Any], *, brief: bool = False) -> str:
     for label, found in record["results"].items():
         if found["status"] != "ok":
             reason = found["reason"].splitlines()[-1].replace("|", "/") if found["reason"] else ""
-            rows.append(f"| {found['title'] or label} | {found['status']}: {reason} |{' |' * len(columns)}")
+            rows.append(f"| {title_of(label, found, record)} | {found['status']}: {reason} |{' |' * len(columns)}")
             continue
         against = found.get("first_over_this")
         ratio = "1" if against is None else f"{against['ratio']:.2f}{'' if against['differs'] else ' (no difference shown)'}"
-        title = f"{found['title']}{' #' + label.split('#')[1] if '#' in label else ''}"
+        title = title_of(label, found, record)
         rows.append(f"| {title} | {ratio} | {' | '.join(figure(found) or '' for _, figure in columns)} |")
     rows += ["", _about(record)]
     return "\n".join(rows)
+
+
+def title_of(label: str, found: dict[str, Any], record: dict[str, Any]) -> str:
+    """A subject's title: without its picture libraries where no picture is decoded, with its number where it ran more than once."""
+    title: str = found["title"] or label
+    if record["options"]["workload"] in _NO_PICTURES:
+        title = title.partition(" + simplejpeg")[0]
+    return f"{title} #{label.partition('#')[2]}" if "#" in label else title
 
 
 def _about(record: dict[str, Any]) -> str:
