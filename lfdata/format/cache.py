@@ -81,6 +81,8 @@ class IndexCache:
 
     def held(self, file: ShardFile, entry: Entry, index: NDArray[np.int64]) -> NDArray[Any] | None:
         """The section as an array in which the elements ``index`` are there and verified; ``None`` for one too large to hold."""
+        if not entry.length:  # it may share its offset, and so a place in the cache, with another section
+            return np.empty(0, entry.dtype)
         if entry.blocks * BLOCK_BYTES > self.budget // 4:
             return None
         with self._lock:
