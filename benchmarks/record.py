@@ -6,6 +6,7 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -101,12 +102,24 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
+def command_line(arguments: Sequence[str]) -> str:
+    """The command of a record: without where it was written to, and with the last two parts of absolute paths, which are not of one machine."""
+    kept: list[str] = []
+    for argument in arguments:
+        if kept and kept[-1] == "--output":
+            kept.pop()
+            continue
+        path = Path(argument)
+        kept.append("/".join(path.parts[1:][-2:]) if path.is_absolute() else argument)
+    return " ".join(shlex.quote(part) for part in ["lfbench", *kept])
+
+
 def save(name: str, options: Mapping[str, Any], results: Any, output: Path | None) -> Path:
     """Write one record as JSON; by default to ``benchmarks/results/NAME.json``."""
     path = output or RESULTS / f"{name}.json"
     record = {
         "benchmark": name,
-        "command": "lfbench " + " ".join(sys.argv[1:]),
+        "command": command_line(sys.argv[1:]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "machine": machine(),

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from benchmarks.commands import compare_, report_
 from benchmarks.harness import report
-from benchmarks.record import RecordError, read, summary
+from benchmarks.record import RecordError, command_line, read, summary
 
 
 def _figure(values: list[float]) -> dict[str, Any]:
@@ -118,3 +118,21 @@ def test_the_documents_are_as_the_records_say() -> None:
 def test_every_committed_run_is_a_record() -> None:
     for path in report.RESULTS.glob("W*.json"):
         assert report.table(read(path)).count("\n") >= 3
+
+
+def test_a_record_names_no_machines_paths() -> None:
+    arguments = [
+        "run",
+        "W2",
+        "--data",
+        "/somewhere/data/tiles",
+        "--output",
+        "/else/r.json",
+        "--subjects",
+        "a,b",
+        "--case",
+        "two words",
+    ]
+    assert command_line(arguments) == "lfbench run W2 --data data/tiles --subjects a,b --case 'two words'"
+    for path in report.RESULTS.glob("*.json"):
+        assert " /" not in read(path)["command"], path.name
