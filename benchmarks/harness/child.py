@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.environments import PACKAGES
-from benchmarks.harness.work import WORKLOADS, Batch, Settings, Workload, touch
+from benchmarks.harness.work import WORKLOADS, Batch, Settings, Workload, folder_bytes, touch
 
 TICK = os.sysconf("SC_CLK_TCK")
 # A consumer that waits longer than this for a batch was not fed.
@@ -172,11 +172,15 @@ def read_digests(read: Callable[[int], Any], request: dict[str, Any]) -> dict[st
     return {"digests": {str(key): hashlib.sha256(bytes(read(key))).hexdigest() for key in keys}}
 
 
+def no_state() -> None:
+    """The state of a subject that has none to load."""
+
+
 def save_state(subject: Any, work: Workload, request: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """Consume ``position`` batches of an epoch and keep the state after the last; gives the keys consumed."""
     if not hasattr(subject, "resumable"):
         epoch = next(subject.batches(work, Path(request["prepared"]), settings))
-        state: Callable[[], Any] = lambda: None  # noqa: E731
+        state: Callable[[], Any] = no_state
     else:
         epoch, state = subject.resumable(work, Path(request["prepared"]), settings, None)
     keys: list[int] = []
@@ -217,11 +221,10 @@ def build(subject: Any, work: Workload, request: dict[str, Any], started: float)
     if request["delay"]:
         time.sleep(request["delay"] * request["samples"])
     seconds = time.perf_counter() - started
-    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     return {
         "samples_s": request["samples"] / seconds,
         "cpu_s_1000": 1000 * (tree_cpu() - cpu) / request["samples"],
-        "bytes": size,
+        "bytes": folder_bytes(target),
     }
 
 

@@ -23,7 +23,7 @@ from benchmarks.harness.environments import HOME
 from benchmarks.harness.process import AbsentError, Memory, SubjectError, run
 from benchmarks.harness.statistics import verdict
 from benchmarks.harness.verify import WrongWorkError
-from benchmarks.harness.work import Workload, count_samples, image_files, source_files
+from benchmarks.harness.work import Workload, count_samples, folder_bytes, image_files, source_files
 from benchmarks.record import summary
 
 SUBJECTS = (
@@ -106,11 +106,6 @@ def fingerprint(work: Workload, source: Path) -> str:
         found = path.stat()
         digest.update(f"{path.relative_to(source)}\0{found.st_size}\0{found.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:16]
-
-
-def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 class Runner:

@@ -179,6 +179,11 @@ def source_files(work: Workload, source: Path) -> list[Path]:
     return [path for path in [source / "tokens.npy"] if path.is_file()]
 
 
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 def count_samples(work: Workload, source: Path) -> int:
     """Samples of a source folder."""
     if work.source == "tokens":

@@ -5,6 +5,7 @@ Findings are yielded, not raised, so that one run lists all damage. Nothing is d
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -149,7 +150,7 @@ class _Verifier:
             stages.append(("GRUP", "", self._plain()))
         stages.append(("KEYS", "", self._consistency("", lambda: check_keys(self.shard))))
         for field in self.shard.fields:
-            check = self._consistency(field.name, lambda field=field: check_field(self.shard, field))  # type: ignore[misc]
+            check = self._consistency(field.name, functools.partial(check_field, self.shard, field))
             stages.append(("COLM", field.name, check))
             if not quick and field.kind != "scalar" and self.shard.identity.kind != layout.KIND_INDEX:
                 stages.append(("GRUP", field.name, self._values(field)))

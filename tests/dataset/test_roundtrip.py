@@ -301,12 +301,14 @@ def test_indices_that_make_no_sense(tmp_path: Path) -> None:
     for wrong in ([0.5], ["a"], [[0]], 5, [True], [None], [[0], [1, 2]], np.array([True], object), {0: 1}):
         with pytest.raises(OptionError):
             data.read_many(wrong)
-    for key in (3, None, ["k"]):
+    keys: list[Any] = [3, None, ["k"]]
+    for key in keys:
         with pytest.raises(OptionError, match="a key is bytes or str"):
-            data.index_of(key)  # type: ignore[arg-type]
-    for options in ({"max_descriptors": 0}, {"max_descriptors": -1}, {"read_threads": 0}):
+            data.index_of(key)
+    wrong_options: list[dict[str, Any]] = [{"max_descriptors": 0}, {"max_descriptors": -1}, {"read_threads": 0}]
+    for options in wrong_options:
         with pytest.raises(OptionError, match="at least 1"):
-            ShardDataset(tmp_path, **options)  # type: ignore[arg-type]
+            ShardDataset(tmp_path, **options)
     with pytest.raises(TypeError):
         data["0"]  # type: ignore[index]
     with pytest.raises(KeyMissingError):

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +33,10 @@ def choose(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("the native module is not built")
     else:
         native = module.native
-        resident: Callable[..., int] = lambda _, samples, __: samples if way == "mapped" else 0  # noqa: E731
+
+        def resident(_mapping: object, samples: int, _random: int) -> int:
+            return samples if way == "mapped" else 0
+
         fake = SimpleNamespace(**vars(native) | {"resident": resident})
         monkeypatch.setattr(module, "native", fake)
 
