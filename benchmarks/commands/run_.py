@@ -41,13 +41,16 @@ def _counts(_: click.Context, __: click.Parameter, text: str | None) -> tuple[in
     required=True,
     help="Folder of JPEG files (W3: with tokens.npy, W4: of samples as in `lfbench data stamps`).",
 )
-@click.option("--repeats", default=REPEATS, show_default=True, type=click.IntRange(1))
+@click.option("--repeats", default=2 * REPEATS, show_default=True, type=click.IntRange(1))
 @click.option("--seconds", default=4.0, show_default=True, help="Least time a repeat is measured, in whole epochs.")
 @click.option("--workers", callback=_counts, help="Worker counts to sweep, such as 1,2 (default: each subject's own).")
 @click.option("--step", default=0.16, show_default=True, help="Seconds the consumer of W9 takes for a batch.")
 @click.option("--seed", default=0, show_default=True)
 @click.option(
-    "--slow", default=0.0, help="Delay the last subject by this many seconds a sample (W8: once), to see that it is found."
+    "--slow",
+    default=0.0,
+    type=click.FloatRange(0, 0.9),
+    help="Keep the last subject's processes stopped for this share of the time (0.1: a tenth), to see that it is found.",
 )
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path))
 def command(

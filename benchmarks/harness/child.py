@@ -106,8 +106,6 @@ def measure(work: Workload, epochs: Iterator[Iterator[Batch]], request: dict[str
             wait = time.perf_counter() - asked
             touch(batch.arrays)
             samples += len(batch.keys)
-            if request["delay"]:
-                time.sleep(request["delay"] * len(batch.keys))
             if step:
                 time.sleep(step)
             last = time.perf_counter()
@@ -147,8 +145,6 @@ def read_keys(read: Callable[[int], Any], request: dict[str, Any], started: floa
             asked = time.perf_counter()
             data = np.frombuffer(read(key), np.uint8)
             total += int(data[::4096].sum())
-            if request["delay"]:
-                time.sleep(request["delay"])
             done = time.perf_counter()
             first = first or done
             times.append(done - asked)
@@ -204,8 +200,6 @@ def resume(subject: Any, work: Workload, request: dict[str, Any], settings: Sett
         epoch, _ = subject.resumable(work, Path(request["prepared"]), settings, state)
     batch = next(epoch)
     touch(batch.arrays)
-    if request["delay"]:
-        time.sleep(request["delay"])
     seconds, cpu = time.perf_counter() - started, tree_cpu() - cpu
     keys = np.asarray(batch.keys).reshape(-1).tolist()
     if request["rest"]:
@@ -218,8 +212,6 @@ def build(subject: Any, work: Workload, request: dict[str, Any], started: float)
     """The source's pictures into the subject's format, at the directory ``prepared``."""
     target, cpu = Path(request["prepared"]), tree_cpu()
     subject.build(work, Path(request["source"]), target, request["workers"])
-    if request["delay"]:
-        time.sleep(request["delay"] * request["samples"])
     seconds = time.perf_counter() - started
     return {
         "samples_s": request["samples"] / seconds,

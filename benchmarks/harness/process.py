@@ -18,6 +18,8 @@ from benchmarks.harness.environments import interpreter
 
 REPO = Path(__file__).resolve().parents[2]
 SAMPLE_SECONDS = 0.1
+# How often a subject that is to be slower is stopped for a moment.
+STOP_EVERY_SECONDS = 0.05
 # What a Python process of a subject prints when it fails; the last lines are enough to know why.
 _TAIL = 1200
 
@@ -70,8 +72,39 @@ def proportional(session: int) -> tuple[float, float]:
     return mine / 1024, files / 1024
 
 
-def run(subject: str, request: dict[str, Any], timeout: float, memory: Memory | None = None) -> dict[str, Any]:
-    """One request in a fresh process.
+class Brake:
+    """Keeps a session's processes stopped for a share of the time, wherever their time goes: a slowdown of known size."""
+
+    def __init__(self, session: int, share: float) -> None:
+        self._session, self._share, self._end = session, share, threading.Event()
+        self._thread = threading.Thread(target=self._brake)
+        self._thread.start()
+
+    def _brake(self) -> None:
+        stopped = 0.0
+        began = time.monotonic()
+        while not self._end.wait(STOP_EVERY_SECONDS):
+            # By the clock, so that late wake-ups do not add up.
+            wanted = (time.monotonic() - began) * self._share - stopped
+            if wanted <= 0:
+                continue
+            with suppress(ProcessLookupError):
+                held = time.monotonic()
+                os.killpg(self._session, signal.SIGSTOP)
+                time.sleep(wanted / (1 - self._share))
+                os.killpg(self._session, signal.SIGCONT)
+                stopped += time.monotonic() - held
+
+    def release(self) -> None:
+        """Let them run."""
+        self._end.set()
+        self._thread.join()
+
+
+def run(
+    subject: str, request: dict[str, Any], timeout: float, memory: Memory | None = None, slowed: float = 0.0
+) -> dict[str, Any]:
+    """One request in a fresh process, which is kept stopped for the share ``slowed`` of the time.
 
     Raises:
         AbsentError: a module the subject needs is not installed in its environment.
@@ -94,10 +127,13 @@ def run(subject: str, request: dict[str, Any], timeout: float, memory: Memory | 
         watcher = threading.Thread(target=memory.watch, args=(process.pid,)) if memory else None
         if watcher:
             watcher.start()
+        brake = Brake(process.pid, slowed) if slowed else None
         try:
             # One line, not the end of the stream: workers left over hold it open.
             answer = _first_line(process, timeout)
         finally:
+            if brake:
+                brake.release()
             if memory and watcher:
                 memory.stop()
                 watcher.join()

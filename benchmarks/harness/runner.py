@@ -69,7 +69,7 @@ class Entry:
     title: str = ""
     status: str = "ok"
     reason: str = ""
-    delay: float = 0.0
+    slowed: float = 0.0
     prepared: Path = Path()
     state: Path = Path()
     position: int = 0
@@ -230,9 +230,13 @@ class Runner:
     def _resume(
         self, entry: Entry, workers: int, seed: int, rest: bool = False, memory: Memory | None = None
     ) -> dict[str, Any]:
-        more = {"position": entry.position, "state": str(entry.state), "rest": rest, "delay": entry.delay}
+        more = {"position": entry.position, "state": str(entry.state), "rest": rest}
         return run(
-            entry.subject, self._request(entry, "measure", workers=workers, seed=seed, **more), self.options.timeout, memory
+            entry.subject,
+            self._request(entry, "measure", workers=workers, seed=seed, **more),
+            self.options.timeout,
+            memory,
+            entry.slowed,
         )
 
     @contextmanager
@@ -258,12 +262,12 @@ class Runner:
         if self.work.measure == "resume":
             # The state belongs to one seed and one number of workers.
             return self._resume(entry, max(entry.result["workers_swept"]), self.options.seed, memory=memory)
-        more = {"seconds": self.options.seconds, "delay": entry.delay, "step": self.options.step, "samples": self.samples}
+        more = {"seconds": self.options.seconds, "step": self.options.step, "samples": self.samples}
         request = self._request(entry, "measure", workers=workers, seed=seed, **more)
         if self.work.measure == "build":
             with self._scratch() as scratch:
                 request["prepared"] = str(scratch / "built")
-                answer = run(entry.subject, request, self.options.timeout, memory)
+                answer = run(entry.subject, request, self.options.timeout, memory, entry.slowed)
                 entry.result["prepare"]["bytes"] = answer["bytes"]
                 return answer
         if self.work.measure == "cold":
@@ -274,7 +278,7 @@ class Runner:
                     f"{resident:.0%} of the files' pages stay in memory ({how}); use data larger than memory, or be root"
                 )
             entry.result["cold"] = {"how": how, "resident": resident}
-        return run(entry.subject, request, self.options.timeout, memory)
+        return run(entry.subject, request, self.options.timeout, memory, entry.slowed)
 
     def sweep(self, entry: Entry) -> int:
         """Try the worker counts; the best stays in the result."""
@@ -340,13 +344,13 @@ class Runner:
 
 
 def entries_of(names: Sequence[str], slow: float = 0.0) -> list[Entry]:
-    """Entries for subject names; a name given again gets a number. ``slow`` delays the last one by seconds a sample."""
+    """Entries for subject names; a name given again gets a number. ``slow``: the share of its time that the last one is kept stopped."""
     entries: list[Entry] = []
     for name in names:
         again = sum(entry.subject == name for entry in entries)
         entries.append(Entry(f"{name}#{again + 1}" if again else name, name))
     if slow:
-        entries[-1].delay = slow
+        entries[-1].slowed = slow
     return entries
 
 
@@ -356,9 +360,9 @@ def as_record(entries: Sequence[Entry], metric: str) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for entry in entries:
         about = {"subject": entry.subject, "title": entry.title, "status": entry.status, "reason": entry.reason}
-        results[entry.label] = about | {"planted_delay_s": entry.delay} | entry.result
+        results[entry.label] = about | {"planted_slowdown": entry.slowed} | entry.result
         if entry.status == "ok" and first is not None and entry is not first:
             pair = [first.result[metric]["repeats"], entry.result[metric]["repeats"]]
-            ratio, p, differs = verdict(*(pair[::-1] if metric == "resume_s" else pair))
+            ratio, p, differs = verdict(*(pair[::-1] if metric == "resume_s" else pair), paired=True)
             results[entry.label]["first_over_this"] = {"of": first.label, "ratio": ratio, "p": p, "differs": differs}
     return results

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from benchmarks.harness.statistics import kolmogorov_smirnov_p, rank_sum_p, verdict
+from benchmarks.harness.statistics import kolmogorov_smirnov_p, rank_sum_p, signed_rank_p, verdict
 
 
 def _by_counting(a: list[float], b: list[float]) -> float:
@@ -34,6 +34,34 @@ def test_rank_sum_is_exact(m: int, n: int) -> None:
         assert rank_sum_p(b, a) == pytest.approx(rank_sum_p(a, b))
 
 
+@pytest.mark.parametrize("n", [1, 4, 8])
+@pytest.mark.parametrize("ties", [False, True])
+def test_signed_rank_is_exact(n: int, ties: bool) -> None:
+    rng = random.Random(n)
+    differences = [float(rng.choice([-2, -1, 0, 1, 2, 3])) if ties else rng.gauss(0.5, 1) for _ in range(n)]
+    sizes = sorted(abs(x) for x in differences if x)
+    ranks = [sum(i + 1 for i, other in enumerate(sizes) if other == size) / sizes.count(size) for size in sizes]
+    positive = sum(ranks[sizes.index(x)] for x in differences if x > 0)
+    extreme = min(positive, sum(ranks) - positive)
+    sums = [sum(itertools.compress(ranks, signs)) for signs in itertools.product((0, 1), repeat=len(ranks))]
+    expected = min(1.0, 2 * sum(total <= extreme for total in sums) / len(sums))
+    assert signed_rank_p(differences) == pytest.approx(expected)
+    assert signed_rank_p([-x for x in differences]) == pytest.approx(expected)
+
+
+def test_rounds_that_differ_do_not_hide_a_difference() -> None:
+    # Every round has its own speed, far apart; within each, the second is a tenth slower.
+    rng = random.Random(6)
+    rounds = [rng.uniform(60, 140) for _ in range(10)]
+    first = [x * rng.gauss(1, 0.02) for x in rounds]
+    second = [x * 0.9 * rng.gauss(1, 0.02) for x in rounds]
+    ratio, _, differs = verdict(first, second, paired=True)
+    assert differs and ratio == pytest.approx(1 / 0.9, rel=0.03)
+    assert not verdict(first, second)[2]
+    # Fewer rounds than the test needs: the other one is used.
+    assert verdict(first[:5], second[:5], paired=True) == verdict(first[:5], second[:5])
+
+
 def test_what_is_called_a_difference() -> None:
     base = [100.0, 101.0, 99.0, 102.0, 98.0]
     assert verdict(base, [x * 0.9 for x in base])[2]
@@ -47,8 +75,12 @@ def test_what_is_called_a_difference() -> None:
 
 def test_equal_series_are_rarely_called_different() -> None:
     rng = random.Random(4)
-    wrong = sum(verdict([rng.gauss(100, 5) for _ in range(5)], [rng.gauss(100, 5) for _ in range(5)])[2] for _ in range(2000))
-    assert wrong / 2000 < 0.015
+
+    def series(n: int) -> list[float]:
+        return [rng.gauss(100, 5) for _ in range(n)]
+
+    assert sum(verdict(series(5), series(5))[2] for _ in range(2000)) / 2000 < 0.015
+    assert sum(verdict(series(10), series(10), paired=True)[2] for _ in range(2000)) / 2000 < 0.015
 
 
 def test_kolmogorov_smirnov() -> None:
