@@ -110,5 +110,17 @@ class KeyMissingError(LfdataError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class DecoderError(LfdataError):
+    """A decoder process of the loader died, hangs, or met an error of its own; the message says which steps and shards were in work."""
+
+
+class BadSamplesError(LfdataError):
+    """More bad samples than the loader's limits allow; the message names the last one and the limit."""
+
+
+class StateError(LfdataError, ValueError):
+    """A loader state that belongs to other data, another order or other options; the message names what differs."""
+
+
 class MissingExtraError(LfdataError, ImportError):
     """An optional dependency is not installed; the message names the extra to install."""

@@ -167,7 +167,7 @@ class JsonDecoder:
 
     def decode(self, payload: Buffer, sizes: Mapping[str, Any]) -> Any:
         """Decode one value. Raises ``SampleError``: ``corrupt``, ``size-limit``, ``depth``."""
-        raw = self._decompress(payload, int(sizes["raw_bytes"]))
+        raw = self.messagepack(payload, sizes)
         if len(raw) * _BYTES_A_CONTAINER > _CONTAINER_BUDGET:
             containers = len(raw.translate(None, _NOT_CONTAINERS))
             if containers * _BYTES_A_CONTAINER > _CONTAINER_BUDGET:
@@ -181,6 +181,10 @@ class JsonDecoder:
         if any(mark in raw for mark in _TIMESTAMPS):
             check_value(value, MAX_DEPTH, allow_nan=True, max_nodes=len(raw))
         return value
+
+    def messagepack(self, payload: Buffer, sizes: Mapping[str, Any]) -> bytes:
+        """One value as MessagePack, not looked into. Raises ``SampleError``: ``corrupt``, ``size-limit``."""
+        return self._decompress(payload, int(sizes["raw_bytes"]))
 
     def _decompress(self, payload: Buffer, raw_bytes: int) -> bytes:
         if raw_bytes > self._limit:

@@ -183,6 +183,32 @@ class ShardDataset:
             error.path = f"{shard.name}, row {int(local[0])}, index {index}"
             raise
 
+    def sizes(self, field: str, indices: Any) -> dict[str, NDArray[Any]]:
+        """Index columns of a field by role (``"width"``, ``"tokens"``, ...; not ``value``) at some samples, one element a sample."""
+        self._names([field])
+        rows = checked_rows(self.path, len(self), indices)
+        parts = by_shard(self._starts, rows)
+        if len(parts) == 1:
+            return self._shard(parts[0][0]).sizes(field, rows - self._starts[parts[0][0]])
+        found: dict[str, NDArray[Any]] = {}
+        for number, where in parts:
+            for role, data in self._shard(number).sizes(field, rows[where] - self._starts[number]).items():
+                if role not in found:
+                    found[role] = np.zeros((len(rows), *data.shape[1:]), data.dtype)
+                found[role][where] = data
+        return found
+
+    def decoder(self, field: str, index: int) -> Any:
+        """The decoder of a field in the shard that holds a sample."""
+        return self._shard(self._shard_of(index)).decoder(field)
+
+    def shard_name(self, index: int) -> str:
+        """File name of the shard that holds a sample."""
+        return self.manifest.shards[self._shard_of(index)].file
+
+    def _shard_of(self, index: int) -> int:
+        return int(self._starts.searchsorted(index, side="right")) - 1
+
     def _one(self, index: int, field: str, kind: str) -> tuple[Shard, NDArray[np.int64]]:
         """The shard and row of one sample that has a field of this kind."""
         self._names([field])
@@ -228,6 +254,15 @@ class ShardDataset:
         """Which samples have a field: bool, shape (n,)."""
         data = self._column(self._names([field])[0], "present")
         return np.ones(len(self), bool) if data is None else data.astype(bool)
+
+    def present_at(self, field: str, indices: Any) -> NDArray[np.bool_]:
+        """Which of some samples have a field: bool, one element a sample."""
+        self._names([field])
+        rows = checked_rows(self.path, len(self), indices)
+        found = np.ones(len(rows), bool)
+        for number, where in by_shard(self._starts, rows):
+            found[where] = self._shard(number).present(field, rows[where] - self._starts[number])
+        return found
 
     def tokens(self, field: str, shard: int) -> NDArray[Any]:
         """All token ids of one shard as one zero-copy, read-only view."""

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from lfdata.errors import OptionError
 from lfdata.order.permutation import Indices, Permutation, make_key
+from lfdata.order.samples import Samples
+from lfdata.order.selection import Selection
 
 MODES = ("sequential", "full", "block")
 
@@ -18,7 +20,7 @@ class Order:
     """Samples by position, for every epoch.
 
     Args:
-        n: samples of an epoch.
+        n: samples of an epoch; or the selection of those that take part (blocks are then of selected samples).
         seed: 0 to 2^64 - 1.
         mode: ``sequential``, ``full`` or ``block``.
         block: samples of a block (mode ``block``).
@@ -28,12 +30,14 @@ class Order:
         OptionError: a mode or a size that makes no sense.
     """
 
-    def __init__(self, n: int, seed: int = 0, mode: str = "full", *, block: int = 1024, window: int = 16) -> None:
+    def __init__(self, n: int | Selection, seed: int = 0, mode: str = "full", *, block: int = 1024, window: int = 16) -> None:
         if mode not in MODES:
             raise OptionError(f"mode {mode!r}; there are {', '.join(MODES)}")
         if block < 1 or window < 1:
             raise OptionError(f"block ({block}) and window ({window}) must be at least 1")
-        self.n, self.seed, self.mode, self.block, self.window = n, seed, mode, block, window
+        self.selection = n if isinstance(n, Selection) else None
+        self.n = len(n) if isinstance(n, Selection) else n
+        self.seed, self.mode, self.block, self.window = seed, mode, block, window
         make_key(seed)
 
     def indices(self, epoch: int, positions: Any) -> Indices:
@@ -42,10 +46,20 @@ class Order:
         if given.size and (given.min() < 0 or given.max() >= self.n):
             raise IndexError(f"a position outside the {self.n} of an epoch")
         if self.mode == "sequential":
-            return given.copy()
-        if self.mode == "full":
-            return Permutation(self.n, make_key(self.seed, epoch, 0))(given)
-        return self._blocks(epoch, given.reshape(-1)).reshape(given.shape)
+            found = given.copy()
+        elif self.mode == "full":
+            found = Permutation(self.n, make_key(self.seed, epoch, 0))(given)
+        else:
+            found = self._blocks(epoch, given.reshape(-1)).reshape(given.shape)
+        return found if self.selection is None else self.selection.select(found)
+
+    def samples(self, epoch: int, positions: Any) -> Samples:
+        """The same as samples of source 0, which come once an epoch: (n,) for as many positions. Epochs are below 2^63."""
+        if epoch >= 1 << 63:
+            raise OptionError(f"epoch {epoch}; samples are numbered in epochs 0 to 2^63 - 1")
+        index = self.indices(epoch, positions).reshape(-1)
+        zeros = np.zeros(len(index), np.int64)
+        return Samples(zeros, np.full(len(index), epoch, np.int64), index, zeros)
 
     def _blocks(self, epoch: int, positions: Indices) -> Indices:
         size, full = self.block, self.block * self.window
@@ -108,6 +122,11 @@ class Batches:
             near = ", ".join(map(str, fit if len(fit) <= 24 else [*fit[:12], *fit[-12:]]))
             raise OptionError(f"{world} ranks do not divide a global batch of {self.size}; these do: {near}")
         return self.size * rank // world, self.size * (rank + 1) // world
+
+    def share(self, rank: int, world: int) -> int:
+        """Rows of a rank."""
+        first, stop = self.rows(rank, world)
+        return stop - first
 
     def positions(self, step: int, rank: int = 0, world: int = 1) -> tuple[Indices, NDArray[np.bool_]]:
         """Positions of a rank's rows in a step, and which of them count: int64 and bool, shape (rows,).

@@ -20,7 +20,7 @@ from lfdata.order.order import MODES, Batches, Order
 from lfdata.order.permutation import MAX_SAMPLES, Permutation, make_key
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "order.md"
-_ROW = re.compile(r"\| (\d+) \| (\d+) \| (\d+) \| (\w+)(?: (\d+) x (\d+))? \| ([\d ]+) \| `([0-9a-f]{64})` \|")
+_ROW = re.compile(r"\| (\d+) \| (\d+) \| (\d+) \| ([a-z]+)(?: (\d+) x (\d+))? \| ([\d ]+) \| `([0-9a-f]{64})` \|")
 
 
 def vectors() -> list[tuple[Any, ...]]:

@@ -1,0 +1,723 @@
+/* Rectangles of stored pictures, decoded only where and as large as they are needed, and resized into given memory.
+
+   One call does a batch on some threads without the GIL. Per picture: libjpeg-turbo decodes the rows and columns of the rectangle (and
+   the few around it that filters see), scaled down by 2, 4 or 8 inside the inverse DCT where the result is at least as large as the output;
+   libwebp decodes a cropped window. Then a triangle filter with antialiasing (PIL's BILINEAR) goes down the columns, then along the rows, in 16-bit
+   fixed point. What this file does not do it says (FALLBACK), and Python does it. See docs/loader.md. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jpeglib.h>
+#include <jerror.h>
+#include <webp/decode.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define X86 1
+#else
+#define X86 0
+#endif
+
+enum { OK = 0, FALLBACK = 1, TRUNCATED = 2, CORRUPT = 3, SIZE_MISMATCH = 4, NO_MEMORY = 5 };
+enum { WEBP = 1, JPEG = 2 };
+enum { BITS = 14, MOST_SCANS = 100, MOST_THREADS = 256, MARGIN = 3 };
+
+typedef struct {
+    const uint8_t *data;
+    size_t size;
+    int codec, width, height, flip;
+    double x0, y0, x1, y1;
+    uint8_t *out;
+    int32_t *status;
+} Job;
+
+/* The weights of one axis: output i takes count[i] inputs from first[i] on, with weights at i * stride. */
+typedef struct {
+    int *first, *count;
+    int16_t *weights;
+    int stride, outputs, capacity;
+    size_t weights_capacity;
+} Axis;
+
+typedef struct {
+    uint8_t *pixels, *rows;
+    size_t pixels_capacity, rows_capacity;
+    JSAMPROW *lines;
+    size_t lines_capacity;
+    Axis horizontal, vertical;
+} Scratch;
+
+typedef struct {
+    struct jpeg_error_mgr base;
+    jmp_buf back;
+    int warning;
+} Errors;
+
+typedef struct {
+    Job *jobs;
+    Py_ssize_t count;
+    int height, width, channels, refuse_icc;
+    atomic_long next;
+} Batch;
+
+static int has_avx2 = 0;
+
+/* Memory ------------------------------------------------------------------------------------------------------------- */
+
+static void *grown(void *old, size_t *capacity, size_t wanted) {
+    if (wanted <= *capacity) {
+        return old;
+    }
+    void *new = realloc(old, wanted);
+    if (new != NULL) {
+        *capacity = wanted;
+    }
+    return new;
+}
+
+#define GROW(pointer, capacity, wanted)                         \
+    do {                                                        \
+        void *grown_ = grown(pointer, &(capacity), wanted);     \
+        if (grown_ == NULL) {                                   \
+            return NO_MEMORY;                                   \
+        }                                                       \
+        (pointer) = grown_;                                     \
+    } while (0)
+
+static void release(Scratch *s) {
+    free(s->pixels);
+    free(s->rows);
+    free(s->lines);
+    free(s->horizontal.first);
+    free(s->horizontal.count);
+    free(s->horizontal.weights);
+    free(s->vertical.first);
+    free(s->vertical.count);
+    free(s->vertical.weights);
+}
+
+/* Filter weights ------------------------------------------------------------------------------------------------------ */
+
+/* Triangle filter from [low, high) of `inputs` to `outputs`; weights sum to 2^BITS. */
+static int axis_weights(Axis *axis, double low, double high, int inputs, int outputs) {
+    double scale = (high - low) / outputs, wide = scale < 1.0 ? 1.0 : scale;
+    int most = (int)ceil(wide) * 2 + 2;
+    int stride = (most + 3) & ~3;
+    if (outputs > axis->capacity) {
+        free(axis->first);
+        free(axis->count);
+        axis->first = malloc(sizeof(int) * (size_t)outputs);
+        axis->count = malloc(sizeof(int) * (size_t)outputs);
+        axis->capacity = outputs;
+        if (axis->first == NULL || axis->count == NULL) {
+            axis->capacity = 0;
+            return NO_MEMORY;
+        }
+    }
+    GROW(axis->weights, axis->weights_capacity, sizeof(int16_t) * (size_t)outputs * (size_t)stride);
+    memset(axis->weights, 0, sizeof(int16_t) * (size_t)outputs * (size_t)stride);
+    axis->stride = stride;
+    axis->outputs = outputs;
+    for (int i = 0; i < outputs; i++) {
+        double centre = low + (i + 0.5) * scale;
+        int from = (int)(centre - wide + 0.5), to = (int)(centre + wide + 0.5);
+        from = from < 0 ? 0 : from;
+        to = to > inputs ? inputs : to;
+        if (from >= to) {
+            from = from >= inputs ? inputs - 1 : from;
+            to = from + 1;
+        }
+        if (to - from > most) {
+            to = from + most;
+        }
+        double values[64], *value = values, total = 0.0;
+        double *heap = NULL;
+        if (to - from > 64) {
+            value = heap = malloc(sizeof(double) * (size_t)(to - from));
+            if (heap == NULL) {
+                return NO_MEMORY;
+            }
+        }
+        for (int k = from; k < to; k++) {
+            double distance = fabs((k - centre + 0.5) / wide);
+            value[k - from] = distance < 1.0 ? 1.0 - distance : 0.0;
+            total += value[k - from];
+        }
+        int16_t *weights = axis->weights + (size_t)i * (size_t)stride;
+        int sum = 0, largest = 0;
+        for (int k = 0; k < to - from; k++) {
+            int weight = total > 0.0 ? (int)lrint(value[k] / total * (1 << BITS)) : k == 0 ? 1 << BITS : 0;
+            weights[k] = (int16_t)weight;
+            sum += weight;
+            largest = weights[k] > weights[largest] ? k : largest;
+        }
+        weights[largest] = (int16_t)(weights[largest] + (1 << BITS) - sum);
+        free(heap);
+        int lead = 0, count = to - from;
+        while (count > 1 && weights[count - 1] == 0) {
+            count--;
+        }
+        while (lead < count - 1 && weights[lead] == 0) {
+            lead++;
+        }
+        if (lead) {
+            memmove(weights, weights + lead, sizeof(int16_t) * (size_t)(count - lead));
+            memset(weights + count - lead, 0, sizeof(int16_t) * (size_t)lead);
+        }
+        axis->first[i] = from + lead;
+        axis->count[i] = count - lead;
+    }
+    return OK;
+}
+
+static inline uint8_t clamp(int value) {
+    value = (value + (1 << (BITS - 1))) >> BITS;
+    return value < 0 ? 0 : value > 255 ? 255 : (uint8_t)value;
+}
+
+/* One output row: a weighted sum of `count` rows of `length` bytes that lie `pitch` apart. */
+static void down_plain(uint8_t *out, const uint8_t *rows, size_t pitch, const int16_t *weights, int count, int length) {
+    for (int x = 0; x < length; x++) {
+        int sum = 0;
+        for (int k = 0; k < count; k++) {
+            sum += weights[k] * rows[(size_t)k * pitch + (size_t)x];
+        }
+        out[x] = clamp(sum);
+    }
+}
+
+/* One output row of `outputs` pixels out of one input row. `step` is the distance of output pixels: negative when mirrored. */
+static void along_plain(uint8_t *out, int step, const uint8_t *row, const Axis *axis, int channels) {
+    for (int i = 0; i < axis->outputs; i++, out += step) {
+        const uint8_t *from = row + (size_t)axis->first[i] * (size_t)channels;
+        const int16_t *weights = axis->weights + (size_t)i * (size_t)axis->stride;
+        for (int c = 0; c < channels; c++) {
+            int sum = 0;
+            for (int k = 0; k < axis->count[i]; k++) {
+                sum += weights[k] * from[k * channels + c];
+            }
+            out[c] = clamp(sum);
+        }
+    }
+}
+
+#if X86
+__attribute__((target("avx2"))) static void down_avx2(uint8_t *out, const uint8_t *rows, size_t pitch, const int16_t *weights,
+                                                       int count, int length) {
+    const __m256i half = _mm256_set1_epi32(1 << (BITS - 1)), zero = _mm256_setzero_si256();
+    int x = 0;
+    for (; x + 32 <= length; x += 32) {
+        __m256i a = half, b = half, c = half, d = half;
+        int k = 0;
+        for (; k < count; k += 2) {
+            const uint8_t *first = rows + (size_t)k * pitch + (size_t)x;
+            int pair = k + 1 < count;
+            __m256i weight = _mm256_set1_epi32((int)((uint16_t)weights[k] | (pair ? (uint32_t)(uint16_t)weights[k + 1] << 16 : 0)));
+            __m256i upper = _mm256_loadu_si256((const __m256i *)first);
+            __m256i lower = pair ? _mm256_loadu_si256((const __m256i *)(first + pitch)) : zero;
+            __m256i low = _mm256_unpacklo_epi8(upper, lower), high = _mm256_unpackhi_epi8(upper, lower);
+            a = _mm256_add_epi32(a, _mm256_madd_epi16(_mm256_unpacklo_epi8(low, zero), weight));
+            b = _mm256_add_epi32(b, _mm256_madd_epi16(_mm256_unpackhi_epi8(low, zero), weight));
+            c = _mm256_add_epi32(c, _mm256_madd_epi16(_mm256_unpacklo_epi8(high, zero), weight));
+            d = _mm256_add_epi32(d, _mm256_madd_epi16(_mm256_unpackhi_epi8(high, zero), weight));
+        }
+        __m256i low = _mm256_packs_epi32(_mm256_srai_epi32(a, BITS), _mm256_srai_epi32(b, BITS));
+        __m256i high = _mm256_packs_epi32(_mm256_srai_epi32(c, BITS), _mm256_srai_epi32(d, BITS));
+        _mm256_storeu_si256((__m256i *)(out + x), _mm256_packus_epi16(low, high));
+    }
+    if (x < length) {
+        down_plain(out + x, rows + x, pitch, weights, count, length - x);
+    }
+}
+
+/* Three channels, four inputs at a time. Reads up to 16 bytes from a pixel on: the caller's rows have that room. */
+__attribute__((target("avx2"))) static void along_avx2(uint8_t *out, int step, const uint8_t *row, const Axis *axis) {
+    const __m128i half = _mm_set1_epi32(1 << (BITS - 1));
+    const __m128i first_two = _mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1);
+    const __m128i last_two = _mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1);
+    for (int i = 0; i < axis->outputs; i++, out += step) {
+        const uint8_t *from = row + (size_t)axis->first[i] * 3;
+        const int16_t *weights = axis->weights + (size_t)i * (size_t)axis->stride;
+        __m128i sum = half;
+        for (int k = 0; k < axis->count[i]; k += 4) {
+            __m128i pixels = _mm_loadu_si128((const __m128i *)(from + k * 3));
+            int32_t a, b;
+            memcpy(&a, weights + k, 4);
+            memcpy(&b, weights + k + 2, 4);
+            sum = _mm_add_epi32(sum, _mm_madd_epi16(_mm_shuffle_epi8(pixels, first_two), _mm_set1_epi32(a)));
+            sum = _mm_add_epi32(sum, _mm_madd_epi16(_mm_shuffle_epi8(pixels, last_two), _mm_set1_epi32(b)));
+        }
+        __m128i packed = _mm_packs_epi32(_mm_srai_epi32(sum, BITS), _mm_setzero_si128());
+        uint32_t pixel = (uint32_t)_mm_cvtsi128_si32(_mm_packus_epi16(packed, packed));
+        out[0] = (uint8_t)pixel;
+        out[1] = (uint8_t)(pixel >> 8);
+        out[2] = (uint8_t)(pixel >> 16);
+    }
+}
+#endif
+
+/* Pixels (`columns` x `lines`, rows `pitch` apart, 16 readable bytes behind the last) -> the job's output. The rectangle is in their coordinates. */
+static int resample(Scratch *s, const Batch *batch, const Job *job, const uint8_t *pixels, size_t pitch, int columns, int lines,
+                    double x0, double y0, double x1, double y1) {
+    int channels = batch->channels, failed;
+    if ((failed = axis_weights(&s->vertical, y0, y1, lines, batch->height)) ||
+        (failed = axis_weights(&s->horizontal, x0, x1, columns, batch->width))) {
+        return failed;
+    }
+    int length = columns * channels;
+    GROW(s->rows, s->rows_capacity, (size_t)length + 64);
+    for (int y = 0; y < batch->height; y++) {
+        const int16_t *weights = s->vertical.weights + (size_t)y * (size_t)s->vertical.stride;
+        const uint8_t *from = pixels + (size_t)s->vertical.first[y] * pitch;
+        const uint8_t *row = s->rows;
+        if (s->vertical.count[y] == 1) {
+            row = from;
+        } else if (has_avx2) {
+#if X86
+            down_avx2(s->rows, from, pitch, weights, s->vertical.count[y], length);
+#endif
+        } else {
+            down_plain(s->rows, from, pitch, weights, s->vertical.count[y], length);
+        }
+        uint8_t *out = job->out + (size_t)y * (size_t)batch->width * (size_t)channels;
+        int step = channels;
+        if (job->flip) {
+            out += (size_t)(batch->width - 1) * (size_t)channels;
+            step = -channels;
+        }
+#if X86
+        if (has_avx2 && channels == 3) {
+            along_avx2(out, step, row, &s->horizontal);
+            continue;
+        }
+#endif
+        along_plain(out, step, row, &s->horizontal, channels);
+    }
+    return OK;
+}
+
+/* JPEG ---------------------------------------------------------------------------------------------------------------- */
+
+static void fail(j_common_ptr info) {
+    Errors *errors = (Errors *)info->err;
+    longjmp(errors->back, 1);
+}
+
+static void warn(j_common_ptr info, int level) {
+    if (level < 0) {
+        info->err->num_warnings++;
+        ((Errors *)info->err)->warning = info->err->msg_code;
+    }
+}
+
+static void quiet(j_common_ptr info) { (void)info; }
+
+/* A file of thousands of scans would take minutes. */
+static void watch_scans(j_common_ptr info) {
+    if (((j_decompress_ptr)info)->input_scan_number > MOST_SCANS) {
+        fail(info);
+    }
+}
+
+static unsigned get16(const uint8_t *p, int big) { return big ? (unsigned)p[0] << 8 | p[1] : (unsigned)p[1] << 8 | p[0]; }
+
+static uint32_t get32(const uint8_t *p, int big) {
+    return big ? (uint32_t)get16(p, 1) << 16 | get16(p + 2, 1) : (uint32_t)get16(p + 2, 0) << 16 | get16(p, 0);
+}
+
+/* Whether the picture lies as it is stored, by its EXIF; odd EXIF counts as no. */
+static int upright(const uint8_t *data, unsigned length) {
+    if (length < 6 || memcmp(data, "Exif\0\0", 6) != 0) {
+        return 1;
+    }
+    const uint8_t *tiff = data + 6;
+    unsigned size = length - 6;
+    if (size < 14 || (memcmp(tiff, "II*\0", 4) != 0 && memcmp(tiff, "MM\0*", 4) != 0)) {
+        return 0;
+    }
+    int big = tiff[0] == 'M';
+    uint32_t at = get32(tiff + 4, big);
+    if (at > size - 2) {
+        return 0;
+    }
+    unsigned entries = get16(tiff + at, big);
+    for (unsigned i = 0; i < entries; i++) {
+        uint64_t entry = (uint64_t)at + 2 + (uint64_t)i * 12;
+        if (entry + 12 > size) {
+            return 0;
+        }
+        if (get16(tiff + entry, big) == 0x0112) {
+            return get16(tiff + entry + 2, big) == 3 && get32(tiff + entry + 4, big) == 1 && get16(tiff + entry + 8, big) == 1;
+        }
+    }
+    return 1;
+}
+
+static int jpeg_markers(const struct jpeg_decompress_struct *info, int refuse_icc) {
+    for (jpeg_saved_marker_ptr marker = info->marker_list; marker != NULL; marker = marker->next) {
+        if (marker->marker == JPEG_APP0 + 1 && !upright(marker->data, marker->data_length)) {
+            return FALLBACK;
+        }
+        if (marker->marker == JPEG_APP0 + 2 && refuse_icc && marker->data_length >= 12 &&
+            memcmp(marker->data, "ICC_PROFILE", 12) == 0) {
+            return FALLBACK;
+        }
+    }
+    return OK;
+}
+
+/* The largest of 1, 2, 4, 8 by which the rectangle can be made smaller and still be no smaller than the output. */
+static int shrink_of(const Batch *batch, const Job *job) {
+    int shrink = 8;
+    while (shrink > 1 && ((job->x1 - job->x0) < (double)shrink * batch->width || (job->y1 - job->y0) < (double)shrink * batch->height)) {
+        shrink /= 2;
+    }
+    return shrink;
+}
+
+static int jpeg_job(struct jpeg_decompress_struct *info, Errors *errors, Scratch *s, const Batch *batch, const Job *job) {
+    errors->base.num_warnings = 0;
+    errors->warning = 0;
+    if (setjmp(errors->back)) {
+        int code = errors->base.msg_code;
+        jpeg_abort_decompress(info);
+        return code == JERR_OUT_OF_MEMORY ? NO_MEMORY : code == JERR_INPUT_EOF || code == JERR_INPUT_EMPTY ? TRUNCATED : CORRUPT;
+    }
+    jpeg_mem_src(info, job->data, (unsigned long)job->size);
+    jpeg_save_markers(info, JPEG_APP0 + 1, 0xFFFF);
+    jpeg_save_markers(info, JPEG_APP0 + 2, 14);
+    jpeg_read_header(info, TRUE);
+    int verdict = jpeg_markers(info, batch->refuse_icc);
+    if (info->num_components != 1 && info->num_components != 3) {
+        verdict = FALLBACK;
+    }
+    if (info->jpeg_color_space != JCS_YCbCr && info->jpeg_color_space != JCS_GRAYSCALE && info->jpeg_color_space != JCS_RGB) {
+        verdict = FALLBACK;
+    }
+    if (batch->channels == 1 && info->jpeg_color_space == JCS_RGB) {
+        verdict = FALLBACK;
+    }
+    if (verdict == OK && ((int)info->image_width != job->width || (int)info->image_height != job->height)) {
+        verdict = SIZE_MISMATCH;
+    }
+    if (verdict != OK) {
+        jpeg_abort_decompress(info);
+        return verdict;
+    }
+    int shrink = shrink_of(batch, job);
+    info->scale_num = 8 / (unsigned)shrink;
+    info->scale_denom = 8;
+    info->out_color_space = batch->channels == 3 ? JCS_RGB : JCS_GRAYSCALE;
+    info->dct_method = JDCT_ISLOW;
+    info->do_fancy_upsampling = TRUE;
+    info->buffered_image = FALSE;
+    jpeg_start_decompress(info);
+    int full_width = (int)info->output_width, full_height = (int)info->output_height;
+    double x0 = job->x0 / shrink, x1 = job->x1 / shrink, y0 = job->y0 / shrink, y1 = job->y1 / shrink;
+    double reach_x = fmax(1.0, (x1 - x0) / batch->width), reach_y = fmax(1.0, (y1 - y0) / batch->height);
+    int left = (int)floor(x0 - reach_x) - MARGIN, right = (int)ceil(x1 + reach_x) + MARGIN;
+    int top = (int)floor(y0 - reach_y), bottom = (int)ceil(y1 + reach_y) + 1;
+    left = left < 0 ? 0 : left;
+    top = top < 0 ? 0 : top;
+    right = right > full_width ? full_width : right;
+    bottom = bottom > full_height ? full_height : bottom;
+    if (left > 0 || right < full_width) {
+        JDIMENSION offset = (JDIMENSION)left, wide = (JDIMENSION)(right - left);
+        jpeg_crop_scanline(info, &offset, &wide);
+        left = (int)offset;
+        right = (int)(offset + wide);
+    }
+    int columns = right - left, lines = bottom - top;
+    size_t pitch = (size_t)columns * (size_t)batch->channels;
+    size_t wanted = pitch * (size_t)lines + 64, line_bytes = sizeof(JSAMPROW) * (size_t)lines;
+    uint8_t *pixels = grown(s->pixels, &s->pixels_capacity, wanted);
+    if (pixels != NULL) {
+        s->pixels = pixels;
+    }
+    JSAMPROW *rows = grown(s->lines, &s->lines_capacity, line_bytes);
+    if (rows != NULL) {
+        s->lines = rows;
+    }
+    if (pixels == NULL || rows == NULL) {
+        jpeg_abort_decompress(info);
+        return NO_MEMORY;
+    }
+    for (int y = 0; y < lines; y++) {
+        s->lines[y] = s->pixels + (size_t)y * pitch;
+    }
+    if (top > 0) {
+        jpeg_skip_scanlines(info, (JDIMENSION)top);
+    }
+    while ((int)info->output_scanline < bottom) {
+        JDIMENSION at = info->output_scanline - (JDIMENSION)top;
+        jpeg_read_scanlines(info, s->lines + at, (JDIMENSION)(bottom - top) - at);
+    }
+    long warnings = errors->base.num_warnings;
+    int warning = errors->warning;
+    jpeg_abort_decompress(info);
+    if (warnings) {
+        return warning == JWRN_JPEG_EOF || warning == JWRN_HIT_MARKER ? TRUNCATED : CORRUPT;
+    }
+    return resample(s, batch, job, s->pixels, pitch, columns, lines, x0 - left, y0 - top, x1 - left, y1 - top);
+}
+
+/* WebP ---------------------------------------------------------------------------------------------------------------- */
+
+static int webp_job(Scratch *s, const Batch *batch, const Job *job) {
+    WebPDecoderConfig config;
+    if (batch->channels != 3) {
+        return FALLBACK;
+    }
+    if (!WebPInitDecoderConfig(&config)) {
+        return FALLBACK;
+    }
+    VP8StatusCode status = WebPGetFeatures(job->data, job->size, &config.input);
+    if (status != VP8_STATUS_OK) {
+        return status == VP8_STATUS_NOT_ENOUGH_DATA ? TRUNCATED : CORRUPT;
+    }
+    if (config.input.has_alpha || config.input.has_animation) {
+        return FALLBACK;
+    }
+    if (config.input.width != job->width || config.input.height != job->height) {
+        return SIZE_MISMATCH;
+    }
+    double reach_x = fmax(1.0, (job->x1 - job->x0) / batch->width), reach_y = fmax(1.0, (job->y1 - job->y0) / batch->height);
+    /* Even, as libwebp wants it, and with the neighbours that its chroma interpolation sees. */
+    int left = ((int)floor(job->x0 - reach_x) - MARGIN) & ~1, top = ((int)floor(job->y0 - reach_y) - MARGIN) & ~1;
+    int right = (int)ceil(job->x1 + reach_x) + MARGIN, bottom = (int)ceil(job->y1 + reach_y) + MARGIN;
+    left = left < 0 ? 0 : left;
+    top = top < 0 ? 0 : top;
+    right = right > job->width ? job->width : right;
+    bottom = bottom > job->height ? job->height : bottom;
+    int columns = right - left, lines = bottom - top;
+    size_t pitch = (size_t)columns * 3;
+    GROW(s->pixels, s->pixels_capacity, pitch * (size_t)lines + 64);
+    config.options.use_cropping = left > 0 || top > 0 || right < job->width || bottom < job->height;
+    config.options.crop_left = left;
+    config.options.crop_top = top;
+    config.options.crop_width = columns;
+    config.options.crop_height = lines;
+    config.output.colorspace = MODE_RGB;
+    config.output.is_external_memory = 1;
+    config.output.u.RGBA.rgba = s->pixels;
+    config.output.u.RGBA.stride = (int)pitch;
+    config.output.u.RGBA.size = pitch * (size_t)lines;
+    status = WebPDecode(job->data, job->size, &config);
+    WebPFreeDecBuffer(&config.output);
+    if (status != VP8_STATUS_OK) {
+        return status == VP8_STATUS_OUT_OF_MEMORY ? NO_MEMORY
+               : status == VP8_STATUS_NOT_ENOUGH_DATA || status == VP8_STATUS_SUSPENDED ? TRUNCATED
+                                                                                        : CORRUPT;
+    }
+    return resample(s, batch, job, s->pixels, pitch, columns, lines, job->x0 - left, job->y0 - top, job->x1 - left, job->y1 - top);
+}
+
+/* A batch ------------------------------------------------------------------------------------------------------------- */
+
+static void *work(void *argument) {
+    Batch *batch = argument;
+    Scratch scratch;
+    struct jpeg_decompress_struct info;
+    struct jpeg_progress_mgr progress;
+    Errors errors;
+    memset(&scratch, 0, sizeof scratch);
+    memset(&info, 0, sizeof info);
+    memset(&progress, 0, sizeof progress);
+    info.err = jpeg_std_error(&errors.base);
+    errors.base.error_exit = fail;
+    errors.base.emit_message = warn;
+    errors.base.output_message = quiet;
+    int ready = 0;
+    if (!setjmp(errors.back)) {
+        jpeg_create_decompress(&info);
+        progress.progress_monitor = watch_scans;
+        info.progress = &progress;
+        ready = 1;
+    }
+    for (;;) {
+        long number = atomic_fetch_add(&batch->next, 1);
+        if (number >= batch->count) {
+            break;
+        }
+        Job *job = &batch->jobs[number];
+        if (job->codec == JPEG) {
+            *job->status = ready ? jpeg_job(&info, &errors, &scratch, batch, job) : NO_MEMORY;
+        } else if (job->codec == WEBP) {
+            *job->status = webp_job(&scratch, batch, job);
+        } else {
+            *job->status = FALLBACK;
+        }
+    }
+    if (ready) {
+        jpeg_destroy_decompress(&info);
+    }
+    release(&scratch);
+    return NULL;
+}
+
+static void run_batch(Batch *batch, int threads) {
+    pthread_t started[MOST_THREADS];
+    int count = 0;
+    threads = threads > MOST_THREADS ? MOST_THREADS : threads;
+    threads = threads > batch->count ? (int)batch->count : threads;
+    for (; count < threads - 1; count++) {
+        if (pthread_create(&started[count], NULL, work, batch) != 0) {
+            break;
+        }
+    }
+    work(batch);
+    for (int i = 0; i < count; i++) {
+        pthread_join(started[i], NULL);
+    }
+}
+
+static int get_view(PyObject *object, Py_buffer *view, Py_ssize_t bytes, int writable, const char *what) {
+    if (PyObject_GetBuffer(object, view, writable ? PyBUF_CONTIG : PyBUF_CONTIG_RO) != 0) {
+        return -1;
+    }
+    if (bytes >= 0 && view->len != bytes) {
+        PyErr_Format(PyExc_ValueError, "%s: %zd bytes, not %zd", what, view->len, bytes);
+        PyBuffer_Release(view);
+        return -1;
+    }
+    return 0;
+}
+
+/* decode(payloads, codecs, sizes, boxes, flips, out, places, shape, refuse_icc, threads, status) */
+static PyObject *decode(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *payloads, *objects[7];
+    int height, width, channels, refuse_icc, threads;
+    if (!PyArg_ParseTuple(args, "OOOOOOO(iii)iiO", &payloads, &objects[0], &objects[1], &objects[2], &objects[3], &objects[4],
+                          &objects[5], &height, &width, &channels, &refuse_icc, &threads, &objects[6])) {
+        return NULL;
+    }
+    PyObject *list = PySequence_Fast(payloads, "payloads must be a sequence");
+    if (list == NULL) {
+        return NULL;
+    }
+    Py_ssize_t count = PySequence_Fast_GET_SIZE(list), held = 0;
+    PyObject *result = NULL;
+    Py_buffer views[7], *held_payloads = NULL;
+    Job *jobs = NULL;
+    int got = 0;
+    if (height < 1 || width < 1 || (channels != 1 && channels != 3) || height > 1 << 16 || width > 1 << 16) {
+        PyErr_SetString(PyExc_ValueError, "no such output shape");
+        goto end;
+    }
+    const Py_ssize_t expected[7] = {count, count * 16, count * 32, count, -1, count * 8, count * 4};
+    const char *names[7] = {"codecs", "sizes", "boxes", "flips", "out", "places", "status"};
+    for (; got < 7; got++) {
+        if (get_view(objects[got], &views[got], expected[got], got == 4 || got == 6, names[got]) != 0) {
+            goto end;
+        }
+    }
+    size_t row_bytes = (size_t)height * (size_t)width * (size_t)channels;
+    jobs = PyMem_Calloc((size_t)(count ? count : 1), sizeof(Job));
+    held_payloads = PyMem_Calloc((size_t)(count ? count : 1), sizeof(Py_buffer));
+    if (jobs == NULL || held_payloads == NULL) {
+        PyErr_NoMemory();
+        goto end;
+    }
+    for (; held < count; held++) {
+        const int64_t *size = (const int64_t *)views[1].buf + 2 * held;
+        const double *box = (const double *)views[2].buf + 4 * held;
+        int64_t place = ((const int64_t *)views[5].buf)[held];
+        Job *job = &jobs[held];
+        if (place < 0 || (size_t)place >= (size_t)views[4].len / row_bytes) {
+            PyErr_Format(PyExc_IndexError, "place %lld is outside the output", (long long)place);
+            goto end;
+        }
+        if (size[0] < 1 || size[1] < 1 || size[0] > 1 << 20 || size[1] > 1 << 20 || !(box[0] >= 0 && box[1] >= 0) ||
+            !(box[2] > box[0] && box[3] > box[1] && box[2] <= (double)size[0] && box[3] <= (double)size[1])) {
+            PyErr_Format(PyExc_ValueError, "picture %zd: a rectangle outside its %lld x %lld pixels", held, (long long)size[0],
+                         (long long)size[1]);
+            goto end;
+        }
+        if (PyObject_GetBuffer(PySequence_Fast_GET_ITEM(list, held), &held_payloads[held], PyBUF_CONTIG_RO) != 0) {
+            goto end;
+        }
+        *job = (Job){.data = held_payloads[held].buf,
+                     .size = (size_t)held_payloads[held].len,
+                     .codec = ((const uint8_t *)views[0].buf)[held],
+                     .width = (int)size[0],
+                     .height = (int)size[1],
+                     .flip = ((const uint8_t *)views[3].buf)[held],
+                     .x0 = box[0],
+                     .y0 = box[1],
+                     .x1 = box[2],
+                     .y1 = box[3],
+                     .out = (uint8_t *)views[4].buf + (size_t)place * row_bytes,
+                     .status = (int32_t *)views[6].buf + held};
+    }
+    Batch batch = {.jobs = jobs, .count = count, .height = height, .width = width, .channels = channels, .refuse_icc = refuse_icc};
+    atomic_init(&batch.next, 0);
+    Py_BEGIN_ALLOW_THREADS
+    run_batch(&batch, threads);
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
+end:
+    for (Py_ssize_t i = 0; i < held; i++) {
+        PyBuffer_Release(&held_payloads[i]);
+    }
+    PyMem_Free(held_payloads);
+    PyMem_Free(jobs);
+    for (int i = 0; i < got; i++) {
+        PyBuffer_Release(&views[i]);
+    }
+    Py_DECREF(list);
+    return result;
+}
+
+#define TEXT(x) #x
+#define AS_TEXT(x) TEXT(x)
+
+static PyObject *report(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    int webp = WebPGetDecoderVersion();
+    char version[32];
+    snprintf(version, sizeof version, "%d.%d.%d", webp >> 16, webp >> 8 & 255, webp & 255);
+#ifdef LIBJPEG_TURBO_VERSION
+    const char *jpeg = AS_TEXT(LIBJPEG_TURBO_VERSION);
+#else
+    const char *jpeg = AS_TEXT(JPEG_LIB_VERSION);
+#endif
+    return Py_BuildValue("{s:s,s:s,s:s}", "libjpeg", jpeg, "libwebp", version, "simd", has_avx2 ? "avx2" : "none");
+}
+
+static PyObject *use_simd(PyObject *module, PyObject *wanted) {
+    (void)module;
+#if X86
+    has_avx2 = PyObject_IsTrue(wanted) == 1 && __builtin_cpu_supports("avx2");
+#else
+    (void)wanted;
+#endif
+    return PyBool_FromLong(has_avx2);
+}
+
+static PyMethodDef methods[] = {
+    {"decode", decode, METH_VARARGS, "Decode, crop and resize a batch."},
+    {"report", report, METH_NOARGS, "Libraries and instructions used."},
+    {"use_simd", use_simd, METH_O, "Use vector instructions where there are some, or not; gives whether they are used."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_pixels", NULL, -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__pixels(void) {
+#if X86
+    has_avx2 = __builtin_cpu_supports("avx2");
+#endif
+    return PyModule_Create(&definition);
+}

@@ -1,0 +1,205 @@
+"""Rectangles of stored pictures, decoded only where and as large as they are needed, into given memory.
+
+The result is defined as: the whole upright picture, its rectangle brought to the output's size by a triangle filter with antialiasing
+(PIL's BILINEAR with ``box``), then mirrored if asked. The native module (libjpeg-turbo, libwebp) gives the same up to rounding, and where
+it decodes at a half, a quarter or an eighth of the size up to that filter's difference. What it does not do, and everything where it is not
+built, goes through PIL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from lfdata.codecs import jpeg
+from lfdata.codecs.base import Buffer
+from lfdata.codecs.image import ImageDecoder
+from lfdata.codecs.image_policy import ImagePolicy
+from lfdata.codecs.pil import MAX_PIXELS
+from lfdata.errors import OptionError, SampleError
+
+try:
+    from lfdata.codecs import _pixels as _built
+
+    native_module: ModuleType | None = _built
+except ImportError:
+    native_module = None
+
+_OK, _FALLBACK, _TRUNCATED, _CORRUPT, _SIZE, _MEMORY = range(6)
+_FAILURES = {
+    _TRUNCATED: ("truncated", "truncated: the data ends before the rectangle does"),
+    _CORRUPT: ("corrupt", "the decoder met damaged data in the rectangle or before it"),
+    _SIZE: ("size-mismatch", "the payload's header and the index disagree about its size"),
+    _MEMORY: ("memory", "not enough memory to decode it"),
+}
+# Rows around a rectangle that a resize filter can see, beside its own reach.
+_ROWS_AROUND = 4
+
+
+def native_report() -> dict[str, Any]:
+    """Whether the native decoder is there, with its libraries and their versions, or why not."""
+    if native_module is None:
+        return {"native": False, "why": "lfdata.codecs._pixels is not built: it needs a C compiler, libjpeg-turbo and libwebp"}
+    return {"native": True, **native_module.report()}
+
+
+class CropDecoder:
+    """Decodes rectangles of the pictures of one field.
+
+    Args:
+        params: of the field, as its schema holds them.
+        channels: of the output: 3, or 1 for grey.
+        max_pixels: a picture with more is refused.
+        native: ``False``: PIL only; ``None``: native where it can.
+
+    Raises:
+        OptionError: ``native=True`` without the module; channels other than 1 and 3.
+    """
+
+    def __init__(
+        self, params: Mapping[str, Any], *, channels: int = 3, max_pixels: int = MAX_PIXELS, native: bool | None = None
+    ) -> None:
+        if channels not in (1, 3):
+            raise OptionError(f"{channels} channels; rectangles are decoded to 1 or 3")
+        if native and native_module is None:
+            raise OptionError(native_report()["why"])
+        self._native = None if native is False else native_module
+        self._decoder = ImageDecoder(params, max_pixels=max_pixels)
+        policy = ImagePolicy.from_params(params)
+        self._channels, self._max_pixels = channels, max_pixels
+        self._refuse_icc = policy.codec == "keep" and policy.icc == "srgb"
+        self._restart = policy.restart
+
+    def crop_resize(
+        self,
+        payloads: Sequence[Any],
+        sizes: Mapping[str, NDArray[Any]],
+        boxes: NDArray[np.float64],
+        flips: NDArray[np.bool_],
+        out: NDArray[np.uint8],
+        *,
+        threads: int = 1,
+        places: NDArray[np.int64] | None = None,
+        aux: Sequence[NDArray[np.uint64] | None] | None = None,
+    ) -> dict[int, SampleError]:
+        """Decode into ``out``.
+
+        Args:
+            payloads: stored bytes, n of them.
+            sizes: index columns ``width``, ``height``, ``channels``, ``codec``, ``bits``, n elements each.
+            boxes: float64 (n, 4): x0, y0, x1, y1 in pixels of the upright picture, inside it.
+            flips: bool (n,): mirror the result.
+            out: uint8 (rows, height, width, channels), C-contiguous.
+            threads: for the native part.
+            places: row of ``out`` for each picture; 0 to n - 1 by default.
+            aux: byte offsets of the MCU rows of pictures stored with ``restart=rows``: only the rows that are needed are read.
+
+        Returns:
+            Errors of those that failed, by number; their rows of ``out`` hold anything.
+        """
+        count = len(payloads)
+        rows = np.arange(count, dtype=np.int64) if places is None else np.ascontiguousarray(places, np.int64)
+        width, height = np.asarray(sizes["width"]).astype(np.int64), np.asarray(sizes["height"]).astype(np.int64)
+        boxes = np.ascontiguousarray(boxes, np.float64)
+        failed = self._refused(width, height, np.asarray(sizes["bits"]))
+        status = np.full(count, _FALLBACK, np.int32)
+        if self._native is not None and count:
+            given, shown, at = list(payloads), boxes, np.stack([width, height], axis=1)
+            if aux is not None and self._restart:
+                shown, at = boxes.copy(), at.copy()
+                for number, offsets in enumerate(aux):
+                    if offsets is not None and number not in failed:
+                        self._cut(number, given, at, shown, offsets, out.shape[1])
+            codecs = np.asarray(sizes["codec"]).astype(np.uint8)
+            for number in failed:
+                codecs[number], at[number], shown[number] = 0, 1, (0, 0, 1, 1)
+            self._native.decode(
+                given,
+                codecs,
+                np.ascontiguousarray(at),
+                shown,
+                np.ascontiguousarray(flips, np.uint8),
+                out,
+                rows,
+                out.shape[1:],
+                int(self._refuse_icc),
+                threads,
+                status,
+            )
+        for number in np.flatnonzero(status).tolist():
+            if number in failed:
+                continue
+            if status[number] != _FALLBACK:
+                code, reason = _FAILURES[int(status[number])]
+                failed[number] = SampleError(code, reason)
+                continue
+            try:
+                mine = {role: int(data[number]) for role, data in sizes.items() if role in ("width", "height", "channels", "codec", "bits")}
+                self._portable(payloads[number], mine, boxes[number], bool(flips[number]), out[rows[number]])
+            except SampleError as error:
+                failed[number] = error
+        return failed
+
+    def _refused(self, width: NDArray[np.int64], height: NDArray[np.int64], bits: NDArray[Any]) -> dict[int, SampleError]:
+        failed = {}
+        for number in np.flatnonzero((width < 1) | (height < 1) | (width * height > self._max_pixels) | (bits != 8)).tolist():
+            if bits[number] == 16:
+                failed[number] = SampleError("bits16", "16-bit pictures are not cropped and resized; convert with bits16=scale")
+            else:
+                failed[number] = SampleError("pixel-limit", f"{width[number]} x {height[number]} pixels; the limit is {self._max_pixels}")
+        return failed
+
+    def _cut(
+        self,
+        number: int,
+        given: list[Any],
+        sizes: NDArray[np.int64],
+        boxes: NDArray[np.float64],
+        offsets: NDArray[np.uint64],
+        height: int,
+    ) -> None:
+        """Replace a restart-marked JPEG by the MCU rows that its rectangle needs. One that cannot be cut stays whole."""
+        data = bytes(given[number])
+        try:
+            info = jpeg.parse(data)
+            mcu = info.mcu[1]
+            reach = max(1.0, (boxes[number, 3] - boxes[number, 1]) / height) + _ROWS_AROUND
+            first = max(0, int(boxes[number, 1] - reach) // mcu - 1)
+            last = min(info.mcu_rows, int(boxes[number, 3] + reach) // mcu + 2)
+            if first == 0 and last == info.mcu_rows:
+                return
+            given[number] = jpeg.rows_jpeg(data, [int(o) for o in offsets], first, last)
+        except SampleError:
+            return
+        boxes[number, 1::2] -= first * mcu
+        sizes[number, 1] = min(info.height, last * mcu) - first * mcu
+
+    def _portable(
+        self, payload: Buffer, sizes: Mapping[str, int], box: NDArray[np.float64], flip: bool, out: NDArray[np.uint8]
+    ) -> None:
+        pixels = self._decoder.decode(payload, sizes)
+        out[:] = resized(pixels, box, out.shape[:2], self._channels, flip)
+
+
+def resized(
+    pixels: NDArray[np.uint8], box: Any, size: tuple[int, int], channels: int, flip: bool
+) -> NDArray[np.uint8]:
+    """The definition: a rectangle of a decoded picture (height, width, 1 to 4 channels) at ``size`` (height, width), in PIL."""
+    picture = _as_rgb(pixels, channels)
+    made = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=tuple(map(float, box)))
+    found = np.asarray(made, np.uint8).reshape(*size, channels)
+    return found[:, ::-1] if flip else found
+
+
+def _as_rgb(pixels: NDArray[np.uint8], channels: int) -> Image.Image:
+    """Grey is repeated, alpha dropped; colour to grey as PIL does it."""
+    colour = pixels[:, :, :3] if pixels.shape[2] >= 3 else pixels[:, :, 0]
+    picture = Image.fromarray(np.ascontiguousarray(colour))
+    wanted = "RGB" if channels == 3 else "L"
+    return picture if picture.mode == wanted else picture.convert(wanted)
+

@@ -1,0 +1,314 @@
+"""Fills a slot with some consecutive steps: what comes out depends on the spec, epoch and steps alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import traceback
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+import lfdata.transforms as T
+from lfdata.dataset import ShardDataset
+import lfdata.errors as errors
+from lfdata.errors import DecoderError, FormatError, LfdataError, OptionError, SampleError, StorageError
+from lfdata.loader.fields import Errors, Filler, Part, make_filler
+from lfdata.loader.packed import PackedFiller
+from lfdata.loader.plan import Plan, Work
+from lfdata.loader.rows import Rows
+from lfdata.loader.slots import EPOCH, JOB, PHASE, STEP, STEPS, Layout, Slots
+from lfdata.loader.spec import MOST_STEPS_A_SLOT, SLOT_BYTES, Spec
+from lfdata.order.draws import uniform
+from lfdata.order.samples import Samples
+
+INDEX, SOURCE, MASK = "__index__", "__source__", "__mask__"
+POISON, OK, MASKED = 0xA5, 1, 0
+MOST_ATTEMPTS = 100
+
+
+class Event(msgspec.Struct, frozen=True):
+    """A bad sample: where it is, why, and what was done."""
+
+    epoch: int
+    step: int
+    row: int
+    path: str
+    shard: str
+    index: int
+    key: bytes
+    field: str
+    reason: str
+    action: str
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """An error of a job, as it travels to the loader: its class, what it is made of, and the traceback of one that is not ours."""
+
+    kind: str
+    args: tuple[Any, ...]
+    step: int
+    trace: str = ""
+
+    @classmethod
+    def of(cls, error: Exception, step: int) -> Failure:
+        """From an exception."""
+        kind = type(error).__name__
+        if isinstance(error, SampleError):
+            return cls(kind, (error.code, error.reason, error.field, error.key, error.path), step)
+        if isinstance(error, FormatError):
+            return cls(kind, (error.file, error.offset, error.reason), step)
+        if isinstance(error, StorageError):
+            return cls(kind, (error.path, error.operation, error.errno, error.reason), step)
+        if isinstance(error, LfdataError):
+            return cls(kind, (str(error),), step)
+        return cls(kind, (str(error),), step, "".join(traceback.format_exception(error)))
+
+    def error(self) -> Exception:
+        """The exception again; what is not ours becomes a :class:`DecoderError` with its traceback."""
+        if self.trace:
+            return DecoderError(f"step {self.step}: {self.kind}: {self.args[0]}\n{self.trace}")
+        if self.kind == "SampleError":
+            code, reason, field, key, path = self.args
+            return SampleError(code, reason, field=field, key=key, path=path)
+        kind: Any = getattr(errors, self.kind)
+        made: Exception = kind(*self.args)
+        return made
+
+
+class Job(msgspec.Struct, frozen=True):
+    """Steps of an epoch to be put into a slot. ``number`` says which answer belongs to it."""
+
+    number: int
+    epoch: int
+    first: int
+    steps: int
+    slot: int
+
+
+class Done(msgspec.Struct, frozen=True):
+    """A slot is full: steps done, elements of each ragged array in it, and events."""
+
+    number: int
+    steps: int
+    used: dict[str, int] = {}
+    events: tuple[Event, ...] = ()
+    failure: Failure | None = None
+
+
+class Producer:
+    """Opened sources, fillers and plan of a spec. Safe for several threads."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        names = [field.name for field in spec.fields]
+        self.sources = [ShardDataset(Path(source.path), names, read_threads=spec.threads) for source in spec.sources]
+        self.plan = Plan(spec, self.sources)
+        self.share = self.plan.batches(0).share(spec.rank, spec.world)
+        self.batch_ops = T.from_spec(spec.batch_ops)
+        self.ops = {field.name: T.from_spec(field.transforms) for field in spec.fields}
+        self.steps = self._steps_a_slot()
+        self.layout, self.fillers, self.parts = self._layout(self.steps)
+
+    def _layout(self, steps: int) -> tuple[Layout, list[Filler], list[Part]]:
+        rows, layout = self.share * steps, Layout()
+        fillers: list[Filler] = []
+        if self.plan.packing is not None:
+            return self._packed_layout(rows, layout)
+        parts = [Part(INDEX, layout.add(np.int64, (rows,))), Part(MASK, layout.add(bool, (rows,)))]
+        if len(self.sources) > 1:
+            parts.append(Part(SOURCE, layout.add(np.int64, (rows,))))
+        self.status = layout.add(np.uint8, (rows,))
+        for name, ops in self.ops.items():
+            filler = make_filler(self.sources, name, ops, rows, self.spec.native)
+            filler.declare(layout)
+            fillers.append(filler)
+            parts += filler.parts
+        for op in self.batch_ops:
+            parts += [Part(name, layout.add(dtype, (rows, *shape))) for name, (dtype, shape) in self._extra(op, parts).items()]
+        return layout, fillers, parts
+
+    def _packed_layout(self, rows: int, layout: Layout) -> tuple[Layout, list[Filler], list[Part]]:
+        packing, options = self.plan.packing, self.spec.order.packing
+        assert packing is not None and options is not None
+        if list(self.ops) != [options["field"]] or self.ops[options["field"]] or self.batch_ops:
+            raise OptionError(f"packing gives the field {options['field']!r} alone, without transforms; fields= names {list(self.ops)}")
+        filler = PackedFiller(self.sources, options["field"], rows, packing)
+        filler.declare(layout)
+        self.status = layout.add(np.uint8, (rows,))
+        mask = Part(MASK, layout.add(bool, (rows,)))
+        return layout, [filler], [mask, *filler.parts]
+
+    def _extra(self, op: Any, parts: Sequence[Part]) -> dict[str, tuple[Any, tuple[int, ...]]]:
+        """Arrays that a batch operation adds: its own, and its partners' values of the fields it names."""
+        found = {part.name: part for part in parts}
+        if op.field not in found or any(label not in found for label in op.labels):
+            raise OptionError(f"{type(op).__name__}: the loader gives no field {op.field!r} with labels {op.labels}")
+        op.declare(T.Declared(found[op.field].place.shape[1:], np.dtype(found[op.field].place.dtype).name))
+        extra: dict[str, tuple[Any, tuple[int, ...]]] = {
+            f"{op.field}.{name}": (what.dtype, tuple(map(int, what.shape))) for name, what in op.extras().items()  # type: ignore[arg-type]
+        }
+        for label in op.labels:
+            place = found[label].place
+            extra[f"{label}.partner"] = (place.dtype, (op.partners, *place.shape[1:]))
+        if clash := [name for name in extra if name in found]:
+            raise OptionError(f"{type(op).__name__}: {clash[0]} is there already; one batch transform a field")
+        return extra
+
+    def _steps_a_slot(self) -> int:
+        one = self._layout(1)[0].bytes
+        return max(1, min(MOST_STEPS_A_SLOT, SLOT_BYTES // max(1, one)))
+
+    def run(self, job: Job, slots: Slots, lane: int, threads: int) -> Done:
+        """One job, failures included: they go to the loader as what they are."""
+        tell = slots.lanes[lane]
+        tell[EPOCH], tell[STEP], tell[STEPS], tell[JOB] = job.epoch, job.first, job.steps, job.number
+        try:
+            return self._fill(job, slots.slot(job.slot), tell, threads)
+        except Exception as error:
+            return Done(job.number, 0, failure=Failure.of(error, job.first))
+        finally:
+            tell[PHASE] = 0
+
+    def _fill(self, job: Job, slot: Any, tell: NDArray[np.int64], threads: int) -> Done:
+        tell[PHASE] = 1
+        work = self.plan.work(job.epoch, job.first, job.steps)
+        count = len(work.positions)
+        arrays = {part.name: part.place.of(slot) for part in self.parts}
+        row_arrays = {
+            part.name: arrays[part.name] if part.by else arrays[part.name][: count + part.offsets]
+            for part in self.parts
+        }
+        status = self.status.of(slot)[:count]
+        status[:] = POISON
+        if self.spec.poison:
+            for part in self.parts:
+                arrays[part.name].view(np.uint8)[...] = POISON
+        tell[PHASE] = 3
+        if work.bins is not None:
+            return self._fill_packed(job, work, row_arrays)
+        events = self._decode(job, work, self.fillers, row_arrays, status, threads)
+        if self.batch_ops:
+            self._mix(job, work, row_arrays, threads)
+        row_arrays[INDEX][:] = work.samples.index
+        if SOURCE in row_arrays:
+            row_arrays[SOURCE][:] = work.samples.source
+        row_arrays[MASK][:] = status == OK
+        if (status == POISON).any():
+            raise AssertionError(f"rows {np.flatnonzero(status == POISON).tolist()} of step {job.first} were not filled")
+        used = {part.name: int(arrays[part.by][count]) for part in self.parts if part.by}
+        return Done(job.number, job.steps, used, tuple(events))
+
+    def _fill_packed(self, job: Job, work: Work, arrays: dict[str, NDArray[Any]]) -> Done:
+        """Packed rows; bad samples are masked where they are."""
+        assert work.bins is not None
+        (filler,) = self.fillers
+        assert isinstance(filler, PackedFiller)
+        rows = Rows(self.sources, work.samples, self.spec.seed)
+        bad = filler.fill_bins(rows, work.bins, arrays)
+        if bad and self.spec.bad.policy == "stop":
+            raise bad[min(bad)]
+        arrays[MASK][:] = work.mask
+        events = tuple(self._event(job, rows, row, error, "mask") for row, error in sorted(bad.items()))
+        count = len(work.positions)
+        used = {part.name: int(arrays[part.by][count]) for part in self.parts if part.by}
+        return Done(job.number, job.steps, used, events)
+
+    def _decode(
+        self,
+        job: Job,
+        work: Work,
+        fillers: Sequence[Filler],
+        arrays: dict[str, NDArray[Any]],
+        status: NDArray[np.uint8],
+        threads: int,
+    ) -> list[Event]:
+        """All fields of all rows; bad rows by policy. Gives the events."""
+        samples, events = work.samples, []
+        policy = self.spec.bad.policy
+        for attempt in range(MOST_ATTEMPTS):
+            rows = Rows(self.sources, samples, self.spec.seed)
+            bad = fill_all(fillers, rows, arrays, threads)
+            for row, error in sorted(bad.items()):
+                events.append(self._event(job, rows, row, error, policy))
+            if not bad or policy == "mask" or policy == "stop":
+                break
+            index = samples.index.copy()
+            for row in bad:
+                position, source = int(work.positions[row]), int(samples.source[row])
+                index[row] = self.plan.substitute(job.epoch, position, source, attempt + 1)
+            samples = Samples(samples.source, samples.epoch, index, samples.occurrence)
+        else:
+            raise SampleError("replacements", f"{MOST_ATTEMPTS} replacements in turn were bad")
+        if bad and policy == "stop":
+            raise bad[min(bad)]
+        work.samples = samples
+        status[:] = np.where(work.mask, OK, MASKED)
+        for row in bad:
+            status[row] = MASKED
+        return events
+
+    def _event(self, job: Job, rows: Rows, row: int, error: Exception, policy: str) -> Event:
+        shard, index, key, path = rows.where(row)
+        field = error.field if isinstance(error, SampleError) else ""
+        reason = error.reason if isinstance(error, SampleError | FormatError) else str(error)
+        action = {"stop": "stopped", "replace": "replaced", "mask": "masked"}[policy]
+        return Event(job.epoch, job.first + row // self.share, row % self.share, path, shard, index, key, field, reason, action)
+
+    def _mix(self, job: Job, work: Work, arrays: dict[str, NDArray[Any]], threads: int) -> None:
+        """MixUp, CutMix, Mosaic: partners by global position; those of other ranks are decoded here too."""
+        first, stop = self.plan.batches(job.epoch).rows(self.spec.rank, self.spec.world)
+        for number, op in enumerate(self.batch_ops):
+            for step in range(job.steps):
+                here = slice(step * self.share, (step + 1) * self.share)
+                partners = T.partners(op, self.spec.seed, job.epoch, job.first + step, np.arange(first, stop), self.spec.batch)
+                own = {name: arrays[name][here] for name in (op.field, *op.labels)}
+                kept = self._partners(job, job.first + step, partners, own, threads)
+                found = work.samples.take(here)
+                name = f"batch/{number}/{type(op).__name__}"
+                draws = uniform(self.spec.seed, found.epoch, found.index, found.occurrence, name, op.draws)
+                for extra, values in op.apply(own[op.field], kept[op.field], draws).items():
+                    arrays[f"{op.field}.{extra}"][here] = values
+                for label in op.labels:
+                    arrays[f"{label}.partner"][here] = kept[label]
+
+    def _partners(
+        self, job: Job, step: int, partners: NDArray[np.int64], own: dict[str, NDArray[Any]], threads: int
+    ) -> dict[str, NDArray[Any]]:
+        """Partners' arrays, (rows, partners, ...): this rank's rows are there, those of other ranks are decoded as they are there."""
+        first, stop = self.plan.batches(job.epoch).rows(self.spec.rank, self.spec.world)
+        outside = (partners < first) | (partners >= stop)
+        kept = {name: mine[np.clip(partners - first, 0, len(mine) - 1)] for name, mine in own.items()}
+        others = np.unique(partners[outside])
+        if len(others):
+            foreign = self._foreign(job, step, others, threads)
+            for name in own:
+                kept[name][outside] = foreign[name][np.searchsorted(others, partners[outside])]
+        return kept
+
+    def _foreign(self, job: Job, step: int, rows: NDArray[np.int64], threads: int) -> dict[str, NDArray[Any]]:
+        """Rows of other ranks, in memory of their own. All fields: a bad one is replaced as its rank does it."""
+        layout, parts = Layout(), []
+        fillers = [make_filler(self.sources, name, ops, len(rows), self.spec.native) for name, ops in self.ops.items()]
+        for filler in fillers:
+            filler.declare(layout)
+            parts += filler.parts
+        memory = bytearray(layout.bytes)
+        arrays = {part.name: part.place.of(memory) for part in parts}
+        self._decode(job, self.plan.rows_of(job.epoch, step, rows), fillers, arrays, np.empty(len(rows), np.uint8), threads)
+        return arrays
+
+
+def fill_all(fillers: Sequence[Filler], rows: Rows, arrays: dict[str, NDArray[Any]], threads: int) -> Errors:
+    """All fields of all rows; a row that fails in one is cleared in all."""
+    bad: Errors = {}
+    for filler in fillers:
+        bad.update(filler.fill(rows, arrays, threads))
+    for row in bad:
+        for filler in fillers:
+            for part in filler.parts:
+                if not part.by and not part.offsets:
+                    arrays[part.name][row] = 0
+    return bad

@@ -1,0 +1,139 @@
+"""The samples of a job: which rows of which data sets, their stored bytes, and the draws that belong to them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfdata.dataset import ShardDataset
+from lfdata.errors import FormatError, SampleError, StorageError
+from lfdata.order.draws import uniform
+from lfdata.order.samples import Samples
+
+TRIES = 3
+RETRY_SECONDS = 0.2
+
+
+@dataclass(slots=True)
+class Payloads:
+    """Stored bytes of one field.
+
+    Attributes:
+        data: one uint8 array a row; empty where absent or unreadable.
+        sizes: index columns by role, one element a row.
+        present: whether the row has the field.
+        bad: rows that could not be read.
+    """
+
+    data: list[NDArray[np.uint8]]
+    sizes: dict[str, NDArray[Any]]
+    present: NDArray[np.bool_]
+    bad: dict[int, Exception]
+
+
+class Rows:
+    """Rows to fill, in order; ``bad`` collects those that cannot be."""
+
+    def __init__(self, sources: Sequence[ShardDataset], samples: Samples, seed: int) -> None:
+        self.sources, self.samples, self.seed = sources, samples, seed
+
+    def __len__(self) -> int:
+        return len(self.samples.index)
+
+    def uniform(self, operation: str, count: int) -> NDArray[np.float64]:
+        """Draws that belong to the samples: float64 in [0, 1), shape (rows, count)."""
+        samples = self.samples
+        return uniform(self.seed, samples.epoch, samples.index, samples.occurrence, operation, count)
+
+    def take(self, rows: Any) -> Rows:
+        """Some of the rows."""
+        return Rows(self.sources, self.samples.take(np.asarray(rows, np.int64)), self.seed)
+
+    def by_source(self) -> list[tuple[int, NDArray[np.int64]]]:
+        """Sources that occur, with the rows that are theirs."""
+        if len(self.sources) == 1:
+            return [(0, np.arange(len(self)))]
+        return [(int(number), np.flatnonzero(self.samples.source == number)) for number in np.unique(self.samples.source)]
+
+    def where(self, row: int) -> tuple[str, int, bytes, str]:
+        """Shard, index, key and source of a row, for messages."""
+        dataset, index = self.sources[int(self.samples.source[row])], int(self.samples.index[row])
+        shard = dataset.shard_name(index)
+        try:
+            key = dataset.keys([index])[0]
+        except (FormatError, StorageError):
+            key = b""
+        return shard, index, key, str(dataset.path)
+
+    def read(self, field: str) -> Payloads:
+        """Stored bytes of a field, checked. A row whose bytes are damaged is in ``bad``.
+
+        Raises:
+            StorageError: reading failed, three times.
+        """
+        parts = [(where, self._read_source(number, field, where)) for number, where in self.by_source()]
+        if len(parts) == 1:
+            return parts[0][1]
+        whole = Payloads([np.empty(0, np.uint8)] * len(self), {}, np.zeros(len(self), bool), {})
+        for where, part in parts:
+            whole.present[where] = part.present
+            for place, data in zip(where.tolist(), part.data, strict=True):
+                whole.data[place] = data
+            for role, sizes in part.sizes.items():
+                if role not in whole.sizes:
+                    whole.sizes[role] = np.zeros((len(self), *sizes.shape[1:]), sizes.dtype)
+                whole.sizes[role][where] = sizes
+            whole.bad.update({int(where[row]): error for row, error in part.bad.items()})
+        return whole
+
+    def _read_source(self, number: int, field: str, where: NDArray[np.int64]) -> Payloads:
+        dataset, indices = self.sources[number], self.samples.index[where]
+        try:
+            ragged = retried(lambda: dataset.read_many(indices, [field], decode=False)[field])
+            sizes = retried(lambda: dataset.sizes(field, indices))
+        except FormatError:
+            return self._one_by_one(dataset, field, indices)
+        return Payloads(list(ragged), sizes, ragged.present, {})
+
+    def _one_by_one(self, dataset: ShardDataset, field: str, indices: NDArray[np.int64]) -> Payloads:
+        """After damage was met: which rows have it."""
+        found = Payloads([np.empty(0, np.uint8)] * len(indices), {}, np.zeros(len(indices), bool), {})
+        for row, index in enumerate(indices.tolist()):
+            one = [index]
+            try:
+                ragged = retried(lambda one=one: dataset.read_many(one, [field], decode=False)[field])  # type: ignore[misc]
+                sizes = retried(lambda one=one: dataset.sizes(field, one))  # type: ignore[misc]
+            except FormatError as error:
+                found.bad[row] = error
+                continue
+            found.data[row], found.present[row] = ragged[0], ragged.present[0]
+            for role, data in sizes.items():
+                if role not in found.sizes:
+                    found.sizes[role] = np.zeros((len(indices), *data.shape[1:]), data.dtype)
+                found.sizes[role][row] = data[0]
+        return found
+
+
+def retried(call: Any) -> Any:
+    """The call's result; storage errors are tried again."""
+    for attempt in range(1, TRIES + 1):
+        try:
+            return call()
+        except StorageError:
+            if attempt == TRIES:
+                raise
+            time.sleep(RETRY_SECONDS * attempt)
+    raise AssertionError
+
+
+def as_sample_error(error: Exception, field: str, rows: Rows, row: int) -> Exception:
+    """The error with its place filled in."""
+    if isinstance(error, SampleError):
+        shard, index, key, path = rows.where(row)
+        error.field, error.key, error.path = field, key, f"{path}/{shard}, index {index}"
+    return error

@@ -1,0 +1,66 @@
+"""Messages over a stream socket: length, then MessagePack."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any
+
+import msgspec
+
+_LENGTH = struct.Struct("<Q")
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """The first message to a decoder: the spec, the slots, its place in the environment."""
+
+    spec: bytes
+    slots: int
+    slot_bytes: int
+    lanes: int
+    decoder: int
+    main: str = ""
+
+
+def send(connection: socket.socket, message: Any) -> None:
+    """One message, whole."""
+    data = msgspec.msgpack.encode(message)
+    connection.sendall(_LENGTH.pack(len(data)) + data)
+
+
+class Receiver:
+    """Whole messages out of what arrives; an interruption between two calls loses nothing."""
+
+    def __init__(self, connection: socket.socket, kind: Any) -> None:
+        self._connection, self._decoder, self._buffer = connection, msgspec.msgpack.Decoder(kind), bytearray()
+
+    def of(self, kind: Any) -> Receiver:
+        """The same stream, from here on with messages of another kind."""
+        self._decoder = msgspec.msgpack.Decoder(kind)
+        return self
+
+    def next(self) -> Any:
+        """The next message; ``None`` when the other end has gone."""
+        while True:
+            if len(self._buffer) >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(self._buffer)
+                end = _LENGTH.size + length
+                if len(self._buffer) >= end:
+                    message = self._decoder.decode(memoryview(self._buffer)[_LENGTH.size : end].tobytes())
+                    del self._buffer[:end]
+                    return message
+            if not self.fill():
+                return None
+
+    def fill(self) -> bool:
+        """Read what is there, waiting for at least one byte; false at the end."""
+        try:
+            data = self._connection.recv(1 << 20)
+        except ConnectionError:
+            return False
+        self._buffer += data
+        return bool(data)
+
+    def ready(self) -> bool:
+        """Whether a whole message is here already."""
+        return len(self._buffer) >= _LENGTH.size and len(self._buffer) >= _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]

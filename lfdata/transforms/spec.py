@@ -1,0 +1,57 @@
+"""Lists of transforms as plain values: for other processes, state and digests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from lfdata.errors import OptionError
+from lfdata.transforms.audio import AudioWindow, Gain
+from lfdata.transforms.base import Transform
+from lfdata.transforms.batch import CutMix, MixUp, Mosaic
+from lfdata.transforms.geometry import CenterCrop, Crop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from lfdata.transforms.pixels import ColorJitter, RandAugment, RandomGrayscale
+from lfdata.transforms.tokens import Tokens
+from lfdata.transforms.user import Map
+
+_Any = (
+    AudioWindow
+    | CenterCrop
+    | ColorJitter
+    | Crop
+    | CutMix
+    | Gain
+    | Map
+    | MixUp
+    | Mosaic
+    | RandAugment
+    | RandomCrop
+    | RandomGrayscale
+    | RandomHorizontalFlip
+    | RandomResizedCrop
+    | Resize
+    | Tokens
+)
+
+
+def to_spec(transforms: Sequence[Transform]) -> list[dict[str, Any]]:
+    """As JSON values: every option, defaults too, and the class under ``transform``. Equal lists give equal specs."""
+    for transform in transforms:
+        if not isinstance(transform, Transform):
+            raise OptionError(f"{transform!r} is not a transform of lfdata.transforms; Map takes functions")
+    found: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(list(transforms)))
+    return found
+
+
+def from_spec(spec: Any) -> list[Transform]:
+    """Back from JSON values.
+
+    Raises:
+        OptionError: no such transform, an option it does not have, or a value that makes no sense; the message says where.
+    """
+    try:
+        return list(msgspec.convert(spec, list[_Any]))
+    except msgspec.ValidationError as error:
+        raise OptionError(f"transforms: {error}") from error
