@@ -9,7 +9,7 @@ PILLOW_INSTALLED := $(PILLOW_VENV)/.installed
 GPU_PYTHON ?= python3
 
 # What changes an installation: the pins, the package's declaration, the native source.
-SETUP := pyproject.toml constraints.txt lfdata/format/_native.c tools/debian-packages.sh tools/install-pil.sh
+SETUP := pyproject.toml constraints.txt lfdata/format/_native.c lfdata/codecs/_pixels.c tools/debian-packages.sh tools/install-pil.sh
 CHECKED := lfdata lftrain tools/shard_builder benchmarks
 # The second environment holds plain pillow and only what these tests import; matplotlib needs plain pillow too.
 PILLOW_PACKAGES := pillow matplotlib click hypothesis msgspec numpy pytest soundfile soxr tqdm xxhash zstandard

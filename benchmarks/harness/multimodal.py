@@ -84,6 +84,11 @@ def with_libraries(
     return one
 
 
+def annotation(value: Any) -> Any:
+    """Numbers of an annotation as an array: float32, (NUMBERS,)."""
+    return np.array(numbers(value), np.float32)
+
+
 def collate(samples: list[tuple[int, dict[str, Any]]]) -> tuple[Any, dict[str, Any]]:
     """A batch as torch tensors."""
     import torch

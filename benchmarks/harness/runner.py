@@ -27,6 +27,7 @@ from benchmarks.harness.work import Workload, count_samples, folder_bytes, image
 from benchmarks.record import summary
 
 SUBJECTS = (
+    "lfdata_loader",
     "lfdata_reader",
     "bare_calls",
     "torch_memmap",

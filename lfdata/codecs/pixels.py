@@ -139,7 +139,11 @@ class CropDecoder:
                 failed[number] = SampleError(code, reason)
                 continue
             try:
-                mine = {role: int(data[number]) for role, data in sizes.items() if role in ("width", "height", "channels", "codec", "bits")}
+                mine = {
+                    role: int(data[number])
+                    for role, data in sizes.items()
+                    if role in ("width", "height", "channels", "codec", "bits")
+                }
                 self._portable(payloads[number], mine, boxes[number], bool(flips[number]), out[rows[number]])
             except SampleError as error:
                 failed[number] = error
@@ -151,7 +155,9 @@ class CropDecoder:
             if bits[number] == 16:
                 failed[number] = SampleError("bits16", "16-bit pictures are not cropped and resized; convert with bits16=scale")
             else:
-                failed[number] = SampleError("pixel-limit", f"{width[number]} x {height[number]} pixels; the limit is {self._max_pixels}")
+                failed[number] = SampleError(
+                    "pixel-limit", f"{width[number]} x {height[number]} pixels; the limit is {self._max_pixels}"
+                )
         return failed
 
     def _cut(
@@ -186,12 +192,12 @@ class CropDecoder:
         out[:] = resized(pixels, box, out.shape[:2], self._channels, flip)
 
 
-def resized(
-    pixels: NDArray[np.uint8], box: Any, size: tuple[int, int], channels: int, flip: bool
-) -> NDArray[np.uint8]:
+def resized(pixels: NDArray[np.uint8], box: Any, size: tuple[int, int], channels: int, flip: bool) -> NDArray[np.uint8]:
     """The definition: a rectangle of a decoded picture (height, width, 1 to 4 channels) at ``size`` (height, width), in PIL."""
     picture = _as_rgb(pixels, channels)
-    made = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=tuple(map(float, box)))
+    made = picture.resize(
+        (size[1], size[0]), Image.Resampling.BILINEAR, box=(float(box[0]), float(box[1]), float(box[2]), float(box[3]))
+    )
     found = np.asarray(made, np.uint8).reshape(*size, channels)
     return found[:, ::-1] if flip else found
 
@@ -202,4 +208,3 @@ def _as_rgb(pixels: NDArray[np.uint8], channels: int) -> Image.Image:
     picture = Image.fromarray(np.ascontiguousarray(colour))
     wanted = "RGB" if channels == 3 else "L"
     return picture if picture.mode == wanted else picture.convert(wanted)
-

@@ -198,6 +198,18 @@ class ShardDataset:
                 found[role][where] = data
         return found
 
+    def mcu_rows(self, field: str, indices: Any) -> list[NDArray[np.uint64] | None]:
+        """Byte offsets of the MCU rows of pictures stored with ``restart=rows``, ``None`` for others."""
+        self._names([field])
+        rows = checked_rows(self.path, len(self), indices)
+        found: list[NDArray[np.uint64] | None] = [None] * len(rows)
+        for number, where in by_shard(self._starts, rows):
+            for place, offsets in zip(
+                where.tolist(), self._shard(number).mcu_rows(field, rows[where] - self._starts[number]), strict=True
+            ):
+                found[place] = offsets
+        return found
+
     def decoder(self, field: str, index: int) -> Any:
         """The decoder of a field in the shard that holds a sample."""
         return self._shard(self._shard_of(index)).decoder(field)

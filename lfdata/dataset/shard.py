@@ -138,9 +138,24 @@ class Shard:
                 file.name, int(offsets[row]), f"field {name!r}, row {int(rows[row])}: the payload does not match its check"
             )
 
+    def mcu_rows(self, name: str, rows: NDArray[np.int64]) -> list[NDArray[np.uint64] | None]:
+        """Byte offsets of the MCU rows of restart-marked JPEGs, as stored; ``None`` for pictures without."""
+        file = self.file_of(name)
+        first, count, aux = file.gather(name, "aux_first", rows), file.gather(name, "aux_count", rows), file.entry(name, "aux")
+        if first is None or count is None or aux is None:
+            return [None] * len(rows)
+        found: list[NDArray[np.uint64] | None] = []
+        for row, begin, number in zip(rows.tolist(), first.tolist(), count.tolist(), strict=True):
+            if begin + number > aux.count:
+                raise CorruptError(
+                    file.name, aux.offset, f"field {name!r}, row {row}: its row offsets lie outside their section"
+                )
+            found.append(file.take(aux, np.arange(begin, begin + number)) if number else None)
+        return found
+
     def read_pixel_rows(self, name: str, rows: NDArray[np.int64], start: int, stop: int) -> NDArray[np.uint8]:
         """Pixel rows of one restart-marked JPEG."""
-        file = self.file_of(name)
+        self.file_of(name)
         # By name: importing the picture codec here would load PIL for everybody.
         decode_rows = getattr(self.decoder(name), "decode_rows", None)
         if decode_rows is None:
@@ -149,19 +164,10 @@ class Shard:
         located = self.lengths(name, rows)
         out = np.empty(int(located[1][0]), np.uint8)
         self.read(name, rows, located, out, np.zeros(1, np.int64))
-        first, count, aux = (
-            file.gather(name, "aux_first", rows),
-            file.gather(name, "aux_count", rows),
-            file.entry(name, "aux"),
-        )
-        if first is None or count is None or aux is None:
+        (offsets,) = self.mcu_rows(name, rows)
+        if offsets is None:
             raise OptionError(f"{self.name}: field {name!r} was stored without restart=rows")
-        begin, end = int(first[0]), int(first[0]) + int(count[0])
-        if end > aux.count:
-            raise CorruptError(
-                file.name, aux.offset, f"field {name!r}, row {int(rows[0])}: its row offsets lie outside their section"
-            )
-        pixels: NDArray[np.uint8] = decode_rows(out.data, sizes, file.take(aux, np.arange(begin, end)), start, stop)
+        pixels: NDArray[np.uint8] = decode_rows(out.data, sizes, offsets, start, stop)
         return pixels
 
     def read_frames(self, name: str, rows: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int16]:

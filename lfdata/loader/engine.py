@@ -12,11 +12,11 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 from lfdata.errors import DecoderError
 from lfdata.loader import spec as specs
-from lfdata.loader.produce import Done, Job, Producer
+from lfdata.loader.produce import STARTED, Done, Job, Producer
 from lfdata.loader.serve import Lanes
 from lfdata.loader.slots import EPOCH, JOB, LANES, PAGE, PHASE, PHASES, STEP, STEPS, Slots
 from lfdata.loader.wire import Hello, Receiver, send
@@ -78,7 +78,9 @@ class ThreadEngine:
         try:
             return self._done.get(timeout=self._stall)
         except queue.Empty:
-            raise DecoderError(f"no batch for {self._stall:g} s; in work: {in_work(self.slots, self._producer, range(LANES))}") from None
+            raise DecoderError(
+                f"no batch for {self._stall:g} s; in work: {in_work(self.slots, self._producer, range(LANES))}"
+            ) from None
 
     def close(self) -> None:
         self._lanes.close()
@@ -98,7 +100,7 @@ class _Decoder:
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
                 process_group=0,
             )
-        self.connection, self.receiver, self.number, self.jobs = ours, Receiver(ours, Done), number, 0
+        self.connection, self.receiver, self.number, self.jobs, self.ready = ours, Receiver(ours, Done), number, 0, False
 
     def lanes(self) -> range:
         return range(self.number * LANES, (self.number + 1) * LANES)
@@ -118,18 +120,24 @@ class _Decoder:
 
 
 class ProcessEngine:
-    """Decoder processes over one piece of shared memory."""
+    """Decoder processes over one piece of shared memory.
+
+    Until the first of them is ready the caller does the jobs itself, so that the first batch does not wait for programs to start.
+    """
 
     def __init__(self, producer: Producer, slots: int, stall_seconds: float, processes: int) -> None:
-        self.slots = Slots(slots, producer.layout.bytes, lanes=processes * LANES)
+        # One lane more: the caller's.
+        lanes = processes * LANES + 1
+        self.slots = Slots(slots, producer.layout.bytes, lanes=lanes)
         self._producer, self._stall = producer, stall_seconds
         self._decoders: list[_Decoder] = []
+        self._early: deque[Job] = deque()
         try:
             for number in range(processes):
                 self._decoders.append(_Decoder(self.slots.descriptor, number))
             spec = specs.encode(producer.spec)
             for decoder in self._decoders:
-                hello = Hello(spec, slots, producer.layout.bytes, processes * LANES, decoder.number, _main_path(producer))
+                hello = Hello(spec, slots, producer.layout.bytes, lanes, decoder.number)
                 with suppress(BrokenPipeError, ConnectionResetError):
                     send(decoder.connection, hello)
         except BaseException:
@@ -142,7 +150,11 @@ class ProcessEngine:
         return [decoder.process.pid for decoder in self._decoders]
 
     def submit(self, job: Job) -> None:
-        decoder = min(self._decoders, key=lambda one: one.jobs)
+        ready = [decoder for decoder in self._decoders if decoder.ready]
+        if not ready:
+            self._early.append(job)
+            return
+        decoder = min(ready, key=lambda one: one.jobs)
         decoder.jobs += 1
         # One that has gone is noticed when its answer is awaited.
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -151,30 +163,47 @@ class ProcessEngine:
     def take(self) -> Done:
         deadline = time.monotonic() + self._stall
         while True:
-            for decoder in self._decoders:
-                if decoder.receiver.ready():
-                    return self._answer(decoder)
-            poll = select.poll()
-            for decoder in self._decoders:
-                poll.register(decoder.connection, select.POLLIN)
-            found = {number for number, _ in poll.poll(_ASK_SECONDS * 1000)}
-            for decoder in self._decoders:
-                if decoder.connection.fileno() in found and not decoder.receiver.fill():
-                    raise DecoderError(self._epitaph(decoder))
-            if not found and time.monotonic() > deadline:
+            if (done := self._arrived(0)) is not None:
+                return done
+            if self._early:
+                return self._producer.run(
+                    self._early.popleft(), self.slots, len(self.slots.lanes) - 1, self._producer.spec.threads
+                )
+            if (done := self._arrived(_ASK_SECONDS)) is not None:
+                return done
+            if time.monotonic() > deadline:
                 waiting = [decoder for decoder in self._decoders if decoder.jobs]
                 work = "; ".join(self._in_work(decoder) for decoder in waiting)
+                who = ", ".join(str(decoder.process.pid) for decoder in waiting)
                 raise DecoderError(
-                    f"no batch for {self._stall:g} s from the decoder (process {', '.join(str(d.process.pid) for d in waiting)}); in work: {work}. "
+                    f"no batch for {self._stall:g} s from the decoder (process {who}); in work: {work}. "
                     "A slow disk needs a larger stall_seconds"
                 )
 
-    def _answer(self, decoder: _Decoder) -> Done:
-        done: Done = decoder.receiver.next()
-        decoder.jobs -= 1
-        if done.number < 0 and done.failure is not None:
-            raise done.failure.error()
-        return done
+    def _arrived(self, seconds: float) -> Done | None:
+        """An answer that comes within some seconds. Decoders that say that they are ready get what waits for them."""
+        if not any(decoder.receiver.ready() for decoder in self._decoders):
+            poll = select.poll()
+            for decoder in self._decoders:
+                poll.register(decoder.connection, select.POLLIN)
+            found = {number for number, _ in poll.poll(seconds * 1000)}
+            for decoder in self._decoders:
+                if decoder.connection.fileno() in found and not decoder.receiver.fill():
+                    raise DecoderError(self._epitaph(decoder))
+        for decoder in self._decoders:
+            while decoder.receiver.ready():
+                done: Done = decoder.receiver.next()
+                if done.number == STARTED:
+                    if done.failure is not None:
+                        raise done.failure.error()
+                    decoder.ready = True
+                    early, self._early = self._early, deque()
+                    for job in early:
+                        self.submit(job)
+                    continue
+                decoder.jobs -= 1
+                return done
+        return None
 
     def _in_work(self, decoder: _Decoder) -> str:
         return in_work(self.slots, self._producer, decoder.lanes())
@@ -184,7 +213,13 @@ class ProcessEngine:
         with suppress(subprocess.TimeoutExpired):
             decoder.process.wait(_END_SECONDS)
         code = decoder.process.returncode
-        how = "closed its connection" if code is None else f"exited with {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+        how = (
+            "closed its connection"
+            if code is None
+            else f"exited with {code}"
+            if code >= 0
+            else f"was killed by {signal_name(-code)}"
+        )
         hint = " (the kernel does that when memory runs out)" if code == -signal.SIGKILL else ""
         return f"the decoder (process {decoder.process.pid}) {how}{hint}; in work: {self._in_work(decoder)}"
 
@@ -217,13 +252,9 @@ def in_work(slots: Slots, producer: Producer, lanes: range) -> str:
             for source, index in zip(found.source.tolist(), found.index.tolist(), strict=True)
         )
         names = ", ".join(list(shards)[:4]) + (f" and {len(shards) - 4} more" if len(shards) > 4 else "")
-        told.append(f"{PHASES[int(state[PHASE])]} epoch {epoch}, step {step}" + (f" to {step + steps - 1}" if steps > 1 else "") + f" from {names}")
+        told.append(
+            f"{PHASES[int(state[PHASE])]} epoch {epoch}, step {step}"
+            + (f" to {step + steps - 1}" if steps > 1 else "")
+            + f" from {names}"
+        )
     return "; ".join(told) or "nothing"
-
-
-def _main_path(producer: Producer) -> str:
-    """The trainer's script, if a callable of it is used."""
-    if not any(str(getattr(op, "function", "")).startswith("__main__:") for ops in producer.ops.values() for op in ops):
-        return ""
-    path: Any = getattr(sys.modules["__main__"], "__file__", None)
-    return os.path.abspath(path) if path else ""

@@ -76,7 +76,9 @@ class Filler:
         """A parameter of the field that must be the same in all sources."""
         found = [source.schema[self.name].params.get(key) for source in self.sources]
         if any(one != found[0] for one in found):
-            raise OptionError(f"field {self.name!r}: {key} is {found[0]!r} in one source and {found[1:]!r} in others; it must be the same")
+            raise OptionError(
+                f"field {self.name!r}: {key} is {found[0]!r} in one source and {found[1:]!r} in others; it must be the same"
+            )
         return found[0]
 
     def _most(self, column: str, scale: int = 1) -> int:
@@ -155,11 +157,16 @@ class TokensFiller(Filler):
         found = rows.read(self.name)
         self._set_present(arrays, found.present)
         bad = dict(found.bad)
-        ids = [data.view(self._dtype) if not len(data) % self._dtype.itemsize else data[:0].view(self._dtype) for data in found.data]
+        ids = [
+            data.view(self._dtype) if not len(data) % self._dtype.itemsize else data[:0].view(self._dtype)
+            for data in found.data
+        ]
         lengths = np.array([len(one) for one in ids], np.int64)
         for row in np.flatnonzero(lengths != found.sizes.get("tokens", lengths)).tolist():
             if row not in bad:
-                bad[row] = as_sample_error(SampleError("corrupt", "the payload is not as long as the index says"), self.name, rows, row)
+                bad[row] = as_sample_error(
+                    SampleError("corrupt", "the payload is not as long as the index says"), self.name, rows, row
+                )
         if self._op is None:
             flatten(ids, bad, arrays[self.name], arrays[self.name + OFFSETS])
             return bad
@@ -189,9 +196,13 @@ class AudioFiller(Filler):
             raise OptionError(f"field {name!r}: audio takes one AudioWindow and Gain, not {[type(op).__name__ for op in ops]}")
         self._channels = 0
         if self._window is not None:
-            channels = np.unique(np.concatenate([source.column(f"{name}.channels")[source.present(name)] for source in sources]))
+            channels = np.unique(
+                np.concatenate([source.column(f"{name}.channels")[source.present(name)] for source in sources])
+            )
             if len(channels) > 1:
-                raise OptionError(f"field {name!r}: recordings of {channels.tolist()} channels; convert with channels=mono for windows")
+                raise OptionError(
+                    f"field {name!r}: recordings of {channels.tolist()} channels; convert with channels=mono for windows"
+                )
             self._channels = int(channels[0]) if len(channels) else 1
 
     def declare(self, layout: Layout) -> None:
@@ -341,10 +352,13 @@ class ImageFiller(Filler):
         self._geometry = [op for op in ops if isinstance(op, T.GEOMETRY)]
         self._pixels = [(place, op) for place, op in enumerate(ops) if isinstance(op, T.PIXELS)]
         if len(self._geometry) + len(self._pixels) != len(ops) or list(ops[: len(self._geometry)]) != self._geometry:
-            raise OptionError(f"field {name!r}: sizes and crops first, then pixel operations; not {[type(op).__name__ for op in ops]}")
+            raise OptionError(
+                f"field {name!r}: sizes and crops first, then pixel operations; not {[type(op).__name__ for op in ops]}"
+            )
         self.size = T.output_size(self._geometry)
         found = {int(c) for source in sources for c in np.unique(source.column(f"{name}.channels")[source.present(name)])}
         self.channels = 1 if found == {1} else 3
+        self._restart = [bool(source.schema[name].params.get("restart")) for source in sources]
         self._decoders = [CropDecoder(source.schema[name].params, channels=self.channels, native=native) for source in sources]
 
     def declare(self, layout: Layout) -> None:
@@ -390,6 +404,9 @@ class ImageFiller(Filler):
         for number, where in kept.by_source():
             usable = np.array([p for p in where.tolist() if p not in placed.bad], np.int64) if placed.bad else where
             places = good[usable]
+            aux = None
+            if self._restart[number]:
+                aux = self.sources[number].mcu_rows(self.name, rows.samples.index[places])
             failed = self._decoders[number].crop_resize(
                 [found.data[row] for row in places.tolist()],
                 {role: data[usable] for role, data in sizes.items()},
@@ -398,6 +415,7 @@ class ImageFiller(Filler):
                 out,
                 threads=threads,
                 places=places,
+                aux=aux,
             )
             for position, error in failed.items():
                 row = int(places[position])
@@ -516,4 +534,3 @@ def make_filler(sources: Sequence[ShardDataset], name: str, ops: Sequence[Any], 
             refuse(ops, name)
             return ScalarFiller(sources, name, rows)
     return BytesFiller(sources, name, rows, ops)
-

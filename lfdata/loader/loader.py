@@ -105,7 +105,8 @@ class Loader:
             raise OptionError(f"bad_samples {bad_samples!r}; there are stop, replace and mask")
         if min(accumulate, processes, prefetch) < 1 or processes > MOST_DECODERS or (threads is not None and threads < 1):
             raise OptionError(
-                f"accumulate ({accumulate}), prefetch ({prefetch}) and threads ({threads}) are at least 1, processes ({processes}) 1 to {MOST_DECODERS}"
+                f"accumulate ({accumulate}), prefetch ({prefetch}) and threads ({threads}) are at least 1, "
+                f"processes ({processes}) 1 to {MOST_DECODERS}"
             )
         paths = [source] if isinstance(source, str | os.PathLike) else list(source)
         if len(paths) > 1 and mixture is None:
@@ -236,9 +237,10 @@ class Loader:
         limits = self._spec.bad
         if self._bad > limits.most or self._bad > limits.rate * max(self._rows, FEWEST_ROWS):
             last = done.events[-1]
+            where = f"{last.path}/{last.shard}, index {last.index}, key {last.key!r}, field {last.field!r}"
             raise BadSamplesError(
                 f"{self._bad} bad samples in {self._rows} rows; the limits are {limits.most} (most_bad) and {limits.rate:g} of the rows "
-                f"(most_bad_rate). The last: {last.path}/{last.shard}, index {last.index}, key {last.key!r}, field {last.field!r}: {last.reason}"
+                f"(most_bad_rate). The last: {where}: {last.reason}"
             )
 
     def close(self) -> None:
@@ -273,7 +275,11 @@ class Loader:
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"not a state of a Loader: {error!r}") from error
         mine = self._spec.identity
-        differing = [f"{name} ({theirs.get(name)!r} in the state, {value!r} here)" for name, value in mine.items() if theirs.get(name) != value]
+        differing = [
+            f"{name} ({theirs.get(name)!r} in the state, {value!r} here)"
+            for name, value in mine.items()
+            if theirs.get(name) != value
+        ]
         if differing:
             raise StateError(f"the state belongs to another loader: it differs in {', '.join(differing)}")
         if batch != self._spec.batch:
@@ -286,11 +292,17 @@ class Loader:
         done, rest = divmod(samples * self._accumulate, self._spec.batch)
         if rest:
             raise StateError(
-                f"{samples} samples of the epoch are consumed: no whole number of batches of {self._spec.batch} in {self._accumulate} micro-batches"
+                f"{samples} samples of the epoch are consumed: no whole number of batches of {self._spec.batch} "
+                f"in {self._accumulate} micro-batches"
             )
-        changed = [f"{name}: {built.get(name)} then, {value} now" for name, value in build().items() if built.get(name) != value]
+        changed = [
+            f"{name}: {built.get(name)} then, {value} now" for name, value in build().items() if built.get(name) != value
+        ]
         if changed:
-            warnings.warn(f"the decoders have changed since the state was saved, pixels may differ slightly: {'; '.join(changed)}", stacklevel=2)
+            warnings.warn(
+                f"the decoders have changed since the state was saved, pixels may differ slightly: {'; '.join(changed)}",
+                stacklevel=2,
+            )
         self._move(epoch, done, loaded=True)
 
 
@@ -314,7 +326,9 @@ def default_threads(world: int) -> int:
 def source_spec(path: Path, where: Where | None) -> SourceSpec:
     """A source with its fingerprint and selection."""
     dataset = ShardDataset(path)
-    digest = hashlib.sha256(msgspec.json.encode([(shard.id, shard.rows, shard.sha256, shard.sidecars) for shard in dataset.manifest.shards]))
+    digest = hashlib.sha256(
+        msgspec.json.encode([(shard.id, shard.rows, shard.sha256, shard.sidecars) for shard in dataset.manifest.shards])
+    )
     bitmap = None
     if where is not None:
         mask = np.asarray(where(dataset) if callable(where) else where)

@@ -138,4 +138,3 @@ def stop(pipelines: list[Pipeline]) -> None:
     """End the pipeline there is, if there is one."""
     while pipelines:
         pipelines.pop().close()
-

@@ -112,7 +112,10 @@ class Plan:
             return Work(self.base.samples(epoch, positions), positions, mask)
         bins = self.packing.row(epoch, positions)
         joined = Samples(
-            *(np.concatenate([getattr(one.samples, name) for one in bins]) for name in ("source", "epoch", "index", "occurrence"))
+            *(
+                np.concatenate([getattr(one.samples, name) for one in bins])
+                for name in ("source", "epoch", "index", "occurrence")
+            )
         )
         return Work(joined, positions, mask, bins)
 

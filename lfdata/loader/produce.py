@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+import lfdata.errors as errors
 import lfdata.transforms as T
 from lfdata.dataset import ShardDataset
-import lfdata.errors as errors
 from lfdata.errors import DecoderError, FormatError, LfdataError, OptionError, SampleError, StorageError
 from lfdata.loader.fields import Errors, Filler, Part, make_filler
 from lfdata.loader.packed import PackedFiller
@@ -27,6 +27,8 @@ from lfdata.order.samples import Samples
 INDEX, SOURCE, MASK = "__index__", "__source__", "__mask__"
 POISON, OK, MASKED = 0xA5, 1, 0
 MOST_ATTEMPTS = 100
+# Number of the answer with which a decoder says that it is ready, or why it cannot be. Jobs count from 1.
+STARTED = 0
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -107,7 +109,9 @@ class Producer:
         self.sources = [ShardDataset(Path(source.path), names, read_threads=spec.threads) for source in spec.sources]
         self.plan = Plan(spec, self.sources)
         self.share = self.plan.batches(0).share(spec.rank, spec.world)
-        self.batch_ops = T.from_spec(spec.batch_ops)
+        self.batch_ops = [op for op in T.from_spec(spec.batch_ops) if isinstance(op, T.BatchTransform)]
+        if len(self.batch_ops) != len(spec.batch_ops):
+            raise OptionError("batch_transforms takes MixUp, CutMix and Mosaic; others belong to a field")
         self.ops = {field.name: T.from_spec(field.transforms) for field in spec.fields}
         self.steps = self._steps_a_slot()
         self.layout, self.fillers, self.parts = self._layout(self.steps)
@@ -134,7 +138,9 @@ class Producer:
         packing, options = self.plan.packing, self.spec.order.packing
         assert packing is not None and options is not None
         if list(self.ops) != [options["field"]] or self.ops[options["field"]] or self.batch_ops:
-            raise OptionError(f"packing gives the field {options['field']!r} alone, without transforms; fields= names {list(self.ops)}")
+            raise OptionError(
+                f"packing gives the field {options['field']!r} alone, without transforms; fields= names {list(self.ops)}"
+            )
         filler = PackedFiller(self.sources, options["field"], rows, packing)
         filler.declare(layout)
         self.status = layout.add(np.uint8, (rows,))
@@ -148,7 +154,7 @@ class Producer:
             raise OptionError(f"{type(op).__name__}: the loader gives no field {op.field!r} with labels {op.labels}")
         op.declare(T.Declared(found[op.field].place.shape[1:], np.dtype(found[op.field].place.dtype).name))
         extra: dict[str, tuple[Any, tuple[int, ...]]] = {
-            f"{op.field}.{name}": (what.dtype, tuple(map(int, what.shape))) for name, what in op.extras().items()  # type: ignore[arg-type]
+            f"{op.field}.{name}": (what.dtype, tuple(map(int, what.shape))) for name, what in op.extras().items()
         }
         for label in op.labels:
             place = found[label].place
@@ -178,8 +184,7 @@ class Producer:
         count = len(work.positions)
         arrays = {part.name: part.place.of(slot) for part in self.parts}
         row_arrays = {
-            part.name: arrays[part.name] if part.by else arrays[part.name][: count + part.offsets]
-            for part in self.parts
+            part.name: arrays[part.name] if part.by else arrays[part.name][: count + part.offsets] for part in self.parts
         }
         status = self.status.of(slot)[:count]
         status[:] = POISON

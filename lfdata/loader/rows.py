@@ -106,8 +106,8 @@ class Rows:
         for row, index in enumerate(indices.tolist()):
             one = [index]
             try:
-                ragged = retried(lambda one=one: dataset.read_many(one, [field], decode=False)[field])  # type: ignore[misc]
-                sizes = retried(lambda one=one: dataset.sizes(field, one))  # type: ignore[misc]
+                ragged = retried(lambda one=one: dataset.read_many(one, [field], decode=False)[field])
+                sizes = retried(lambda one=one: dataset.sizes(field, one))
             except FormatError as error:
                 found.bad[row] = error
                 continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import queue
 import signal
@@ -15,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from lfdata.loader import spec as specs
-from lfdata.loader.produce import Done, Failure, Job, Producer
+from lfdata.loader.produce import STARTED, Done, Failure, Job, Producer
 from lfdata.loader.slots import LANES, Slots
 from lfdata.loader.wire import Hello, Receiver, send
 
@@ -58,16 +57,6 @@ def keep_memory() -> None:
         libc.mallopt(trim, 1 << 30)
 
 
-def load_main(path: str) -> None:
-    """The trainer's script as a module, for callables defined in it; what it guards by ``__name__`` does not run."""
-    about = importlib.util.spec_from_file_location("__mp_main__", path)
-    if about is None or about.loader is None:
-        return
-    module = importlib.util.module_from_spec(about)
-    sys.modules["__mp_main__"] = sys.modules["__main__"] = module
-    about.loader.exec_module(module)
-
-
 def main(arguments: list[str]) -> None:
     """Serve until the other end closes the socket."""
     # The trainer decides when to end; Ctrl-C is for it.
@@ -85,13 +74,12 @@ def main(arguments: list[str]) -> None:
             send(connection, done)
 
     try:
-        if hello.main:
-            load_main(hello.main)
         producer = Producer(specs.decode(hello.spec))
         slots = Slots(hello.slots, hello.slot_bytes, int(arguments[1]), hello.lanes)
     except Exception as error:
-        deliver(Done(-1, 0, failure=Failure.of(error, 0)))
+        deliver(Done(STARTED, 0, failure=Failure.of(error, 0)))
         return
+    deliver(Done(STARTED, 0))
     lanes = Lanes(producer, slots, deliver, hello.decoder * LANES)
     jobs = greeting.of(Job)
     while (job := jobs.next()) is not None:

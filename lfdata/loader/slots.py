@@ -88,13 +88,10 @@ def _anonymous(size: int) -> int:
             os.ftruncate(descriptor, size)
             return descriptor
     room = os.statvfs("/dev/shm")
-    if size > room.f_bavail * room.f_frsize:
-        raise LimitError(
-            "/dev/shm",
-            None,
-            f"the loader's slots take {size:,} bytes, {room.f_bavail * room.f_frsize:,} are free. Enlarge it (docker: --shm-size), or lower the "
-            "batch size or prefetch",
-        )
+    free = room.f_bavail * room.f_frsize
+    if size > free:
+        advice = "Enlarge it (docker: --shm-size), or lower the batch size or prefetch"
+        raise LimitError("/dev/shm", None, f"the loader's slots take {size:,} bytes, {free:,} are free. {advice}")
     with tempfile.TemporaryFile(dir="/dev/shm") as file:
         file.truncate(size)
         return os.dup(file.fileno())

@@ -19,7 +19,6 @@ class Hello(msgspec.Struct, frozen=True):
     slot_bytes: int
     lanes: int
     decoder: int
-    main: str = ""
 
 
 def send(connection: socket.socket, message: Any) -> None:

@@ -1,0 +1,92 @@
+"""This package's loader: order, decoding and memory of its own, in one decoder process with threads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.work import NUMBERS, SAMPLE_RATE, SECONDS, SEQUENCE, SIDE, TOKENS, Batch, Settings, Workload, sweep
+from benchmarks.subjects import lfdata_reader
+
+TITLE = "lfdata loader"
+IMPORTS = ("torch", "lfdata.loader.loader")
+FORMAT = "lfdata"
+WORK = ("crop", "centre", "native", "tokens", "multimodal")
+prepare = lfdata_reader.prepare
+
+
+def workers(workload: Workload, cores: int) -> list[int]:
+    """Threads of the decoder process; tokens are copied in the consumer's own thread."""
+    return [1] if workload.work == "tokens" else sweep(cores)
+
+
+def _fields(workload: Workload) -> dict[str, Any]:
+    from lfdata import transforms as T
+
+    match workload.work:
+        case "crop":
+            image = [T.RandomResizedCrop(224), T.RandomHorizontalFlip()]
+        case "centre":
+            image = [T.Resize(256), T.CenterCrop(224)]
+        case "native":
+            image = [T.RandomCrop(224)]
+        case "tokens":
+            return {"tokens": [T.Tokens(SEQUENCE)]}
+        case _:
+            return {
+                "image": [T.CenterCrop(SIDE)],
+                "tokens": [T.Tokens(TOKENS)],
+                "audio": [T.AudioWindow(SAMPLE_RATE * SECONDS)],
+                "annotation": [T.Map("benchmarks.harness.multimodal:annotation", (NUMBERS,), "float32")],
+                "n": None,
+            }
+    return {"image": image, "n": None}
+
+
+def _loader(workload: Workload, prepared: Path, settings: Settings) -> Any:
+    from lfdata import Loader
+
+    return Loader(
+        prepared / "shards",
+        workload.batch,
+        _fields(workload),
+        seed=settings.seed,
+        tail="pad",
+        threads=settings.workers,
+    )
+
+
+def _batch(workload: Workload, found: dict[str, Any]) -> Batch:
+    import torch
+
+    mask = found["__mask__"]
+    if not mask[-1]:
+        # The last batch of an epoch: without the rows that fill it up.
+        found = {name: array[mask] for name, array in found.items() if len(array) == len(mask)}
+    if workload.work == "tokens":
+        return Batch(found["__index__"], {"tokens": found["tokens"]})
+    arrays = {"image": found["image"]}
+    if workload.work == "multimodal":
+        arrays |= {
+            "tokens": found["tokens"].to(torch.int32),
+            "audio": found["audio"][:, :, 0],
+            "annotation": found["annotation"],
+        }
+    return Batch(found["n"], arrays)
+
+
+def batches(workload: Workload, prepared: Path, settings: Settings) -> Iterator[Iterator[Batch]]:
+    """Epochs without end."""
+    loader = _loader(workload, prepared, settings)
+    while True:
+        yield (_batch(workload, found) for found in loader)
+
+
+def resumable(workload: Workload, prepared: Path, settings: Settings, state: Any) -> tuple[Iterator[Batch], Callable[[], Any]]:
+    """By the loader's own state."""
+    loader = _loader(workload, prepared, settings)
+    if state is not None:
+        loader.load_state_dict(json.loads(json.dumps(state)))
+    return (_batch(workload, found) for found in loader), loader.state_dict
