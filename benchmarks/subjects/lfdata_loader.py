@@ -18,8 +18,8 @@ prepare = lfdata_reader.prepare
 
 
 def workers(workload: Workload, cores: int) -> list[int]:
-    """Threads of the decoder process; tokens are copied in the consumer's own thread."""
-    return [1] if workload.work == "tokens" else sweep(cores)
+    """Threads for decoding, in the decoder process; for reading tokens, in the consumer's own."""
+    return sweep(cores)
 
 
 def _fields(workload: Workload) -> dict[str, Any]:

@@ -3,7 +3,8 @@
    One call does a batch on some threads without the GIL. Per picture: libjpeg-turbo decodes the rows and columns of the rectangle (and
    the few around it that filters see), scaled down by 2, 4 or 8 inside the inverse DCT where the result is at least as large as the output;
    libwebp decodes a cropped window. Then a triangle filter with antialiasing (PIL's BILINEAR) goes down the columns, then along the rows, in 16-bit
-   fixed point. What this file does not do it says (FALLBACK), and Python does it. See docs/loader.md. */
+   fixed point. What this file does not do, and what the libraries find fault with, it says (FALLBACK), and Python does it or finds the
+   error. See docs/loader.md. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -28,8 +29,9 @@
 #define X86 0
 #endif
 
-enum { OK = 0, FALLBACK = 1, TRUNCATED = 2, CORRUPT = 3, SIZE_MISMATCH = 4, NO_MEMORY = 5 };
+enum { OK = 0, FALLBACK = 1, SIZE_MISMATCH = 2, NO_MEMORY = 3 };
 enum { WEBP = 1, JPEG = 2 };
+enum { WEBP_EXIF = 0x08, WEBP_ICC = 0x20 };
 enum { BITS = 14, MOST_SCANS = 100, MOST_THREADS = 256, MARGIN = 3 };
 
 typedef struct {
@@ -57,10 +59,16 @@ typedef struct {
     Axis horizontal, vertical;
 } Scratch;
 
+/* Decoded pixels, `columns` x `lines`, rows `pitch` bytes apart, and the rectangle in their coordinates. */
+typedef struct {
+    size_t pitch;
+    int columns, lines;
+    double x0, y0, x1, y1;
+} Window;
+
 typedef struct {
     struct jpeg_error_mgr base;
     jmp_buf back;
-    int warning;
 } Errors;
 
 typedef struct {
@@ -154,14 +162,15 @@ static int axis_weights(Axis *axis, double low, double high, int inputs, int out
             total += value[k - from];
         }
         int16_t *weights = axis->weights + (size_t)i * (size_t)stride;
-        int sum = 0, largest = 0;
+        /* What rounding leaves goes to the next weight: thousands of weights below one still mean what they should. */
+        double running = 0.0;
+        int sum = 0;
         for (int k = 0; k < to - from; k++) {
-            int weight = total > 0.0 ? (int)lrint(value[k] / total * (1 << BITS)) : k == 0 ? 1 << BITS : 0;
-            weights[k] = (int16_t)weight;
-            sum += weight;
-            largest = weights[k] > weights[largest] ? k : largest;
+            running += value[k];
+            int upto = total > 0.0 && k < to - from - 1 ? (int)(running / total * (1 << BITS) + 0.5) : 1 << BITS;
+            weights[k] = (int16_t)(upto - sum);
+            sum = upto;
         }
-        weights[largest] = (int16_t)(weights[largest] + (1 << BITS) - sum);
         free(heap);
         int lead = 0, count = to - from;
         while (count > 1 && weights[count - 1] == 0) {
@@ -266,15 +275,15 @@ __attribute__((target("avx2"))) static void along_avx2(uint8_t *out, int step, c
 }
 #endif
 
-/* Pixels (`columns` x `lines`, rows `pitch` apart, 16 readable bytes behind the last) -> the job's output. The rectangle is in their coordinates. */
-static int resample(Scratch *s, const Batch *batch, const Job *job, const uint8_t *pixels, size_t pitch, int columns, int lines,
-                    double x0, double y0, double x1, double y1) {
+/* The window's pixels, with 16 readable bytes behind the last, -> the job's output. */
+static int resample(Scratch *s, const Batch *batch, const Job *job, const uint8_t *pixels, const Window *window) {
     int channels = batch->channels, failed;
-    if ((failed = axis_weights(&s->vertical, y0, y1, lines, batch->height)) ||
-        (failed = axis_weights(&s->horizontal, x0, x1, columns, batch->width))) {
+    if ((failed = axis_weights(&s->vertical, window->y0, window->y1, window->lines, batch->height)) ||
+        (failed = axis_weights(&s->horizontal, window->x0, window->x1, window->columns, batch->width))) {
         return failed;
     }
-    int length = columns * channels;
+    size_t pitch = window->pitch;
+    int length = window->columns * channels;
     GROW(s->rows, s->rows_capacity, (size_t)length + 64);
     for (int y = 0; y < batch->height; y++) {
         const int16_t *weights = s->vertical.weights + (size_t)y * (size_t)s->vertical.stride;
@@ -316,7 +325,6 @@ static void fail(j_common_ptr info) {
 static void warn(j_common_ptr info, int level) {
     if (level < 0) {
         info->err->num_warnings++;
-        ((Errors *)info->err)->warning = info->err->msg_code;
     }
 }
 
@@ -325,6 +333,7 @@ static void quiet(j_common_ptr info) { (void)info; }
 /* A file of thousands of scans would take minutes. */
 static void watch_scans(j_common_ptr info) {
     if (((j_decompress_ptr)info)->input_scan_number > MOST_SCANS) {
+        info->err->msg_code = JERR_BAD_PROGRESSION;
         fail(info);
     }
 }
@@ -376,6 +385,21 @@ static int jpeg_markers(const struct jpeg_decompress_struct *info, int refuse_ic
     return OK;
 }
 
+/* Whether the scans read so far hold all of the picture: libjpeg shows a part of it without a warning. */
+static int complete(const struct jpeg_decompress_struct *info) {
+    for (int c = 0; c < info->num_components; c++) {
+        if (info->comp_info[c].quant_table == NULL) {
+            return 0;
+        }
+        for (int k = 0; info->progressive_mode && k < DCTSIZE2; k++) {
+            if (info->coef_bits == NULL || info->coef_bits[c][k] != 0) {
+                return 0;
+            }
+        }
+    }
+    return 1;
+}
+
 /* The largest of 1, 2, 4, 8 by which the rectangle can be made smaller and still be no smaller than the output. */
 static int shrink_of(const Batch *batch, const Job *job) {
     int shrink = 8;
@@ -385,14 +409,8 @@ static int shrink_of(const Batch *batch, const Job *job) {
     return shrink;
 }
 
-static int jpeg_job(struct jpeg_decompress_struct *info, Errors *errors, Scratch *s, const Batch *batch, const Job *job) {
-    errors->base.num_warnings = 0;
-    errors->warning = 0;
-    if (setjmp(errors->back)) {
-        int code = errors->base.msg_code;
-        jpeg_abort_decompress(info);
-        return code == JERR_OUT_OF_MEMORY ? NO_MEMORY : code == JERR_INPUT_EOF || code == JERR_INPUT_EMPTY ? TRUNCATED : CORRUPT;
-    }
+/* The rectangle and what is around it into the scratch pixels. Errors of libjpeg jump out of here. */
+static int jpeg_window(struct jpeg_decompress_struct *info, Scratch *s, const Batch *batch, const Job *job, Window *window) {
     jpeg_mem_src(info, job->data, (unsigned long)job->size);
     jpeg_save_markers(info, JPEG_APP0 + 1, 0xFFFF);
     jpeg_save_markers(info, JPEG_APP0 + 2, 14);
@@ -411,7 +429,6 @@ static int jpeg_job(struct jpeg_decompress_struct *info, Errors *errors, Scratch
         verdict = SIZE_MISMATCH;
     }
     if (verdict != OK) {
-        jpeg_abort_decompress(info);
         return verdict;
     }
     int shrink = shrink_of(batch, job);
@@ -422,6 +439,9 @@ static int jpeg_job(struct jpeg_decompress_struct *info, Errors *errors, Scratch
     info->do_fancy_upsampling = TRUE;
     info->buffered_image = FALSE;
     jpeg_start_decompress(info);
+    if (!complete(info)) {
+        return FALLBACK;
+    }
     int full_width = (int)info->output_width, full_height = (int)info->output_height;
     double x0 = job->x0 / shrink, x1 = job->x1 / shrink, y0 = job->y0 / shrink, y1 = job->y1 / shrink;
     double reach_x = fmax(1.0, (x1 - x0) / batch->width), reach_y = fmax(1.0, (y1 - y0) / batch->height);
@@ -440,18 +460,8 @@ static int jpeg_job(struct jpeg_decompress_struct *info, Errors *errors, Scratch
     int columns = right - left, lines = bottom - top;
     size_t pitch = (size_t)columns * (size_t)batch->channels;
     size_t wanted = pitch * (size_t)lines + 64, line_bytes = sizeof(JSAMPROW) * (size_t)lines;
-    uint8_t *pixels = grown(s->pixels, &s->pixels_capacity, wanted);
-    if (pixels != NULL) {
-        s->pixels = pixels;
-    }
-    JSAMPROW *rows = grown(s->lines, &s->lines_capacity, line_bytes);
-    if (rows != NULL) {
-        s->lines = rows;
-    }
-    if (pixels == NULL || rows == NULL) {
-        jpeg_abort_decompress(info);
-        return NO_MEMORY;
-    }
+    GROW(s->pixels, s->pixels_capacity, wanted);
+    GROW(s->lines, s->lines_capacity, line_bytes);
     for (int y = 0; y < lines; y++) {
         s->lines[y] = s->pixels + (size_t)y * pitch;
     }
@@ -460,15 +470,37 @@ static int jpeg_job(struct jpeg_decompress_struct *info, Errors *errors, Scratch
     }
     while ((int)info->output_scanline < bottom) {
         JDIMENSION at = info->output_scanline - (JDIMENSION)top;
-        jpeg_read_scanlines(info, s->lines + at, (JDIMENSION)(bottom - top) - at);
+        if (at >= (JDIMENSION)lines || jpeg_read_scanlines(info, s->lines + at, (JDIMENSION)lines - at) == 0) {
+            return FALLBACK;
+        }
     }
-    long warnings = errors->base.num_warnings;
-    int warning = errors->warning;
-    jpeg_abort_decompress(info);
-    if (warnings) {
-        return warning == JWRN_JPEG_EOF || warning == JWRN_HIT_MARKER ? TRUNCATED : CORRUPT;
+    *window = (Window){pitch, columns, lines, x0 - left, y0 - top, x1 - left, y1 - top};
+    return info->err->num_warnings ? FALLBACK : OK;
+}
+
+static int jpeg_job(Scratch *s, const Batch *batch, const Job *job) {
+    struct jpeg_decompress_struct info;
+    struct jpeg_progress_mgr progress;
+    Errors errors;
+    Window window;
+    int verdict;
+    memset(&info, 0, sizeof info);
+    memset(&progress, 0, sizeof progress);
+    info.err = jpeg_std_error(&errors.base);
+    errors.base.error_exit = fail;
+    errors.base.emit_message = warn;
+    errors.base.output_message = quiet;
+    progress.progress_monitor = watch_scans;
+    if (setjmp(errors.back)) {
+        verdict = errors.base.msg_code == JERR_OUT_OF_MEMORY ? NO_MEMORY : FALLBACK;
+    } else {
+        /* A new one each time: tables of one picture would serve another that lacks them. */
+        jpeg_create_decompress(&info);
+        info.progress = &progress;
+        verdict = jpeg_window(&info, s, batch, job, &window);
     }
-    return resample(s, batch, job, s->pixels, pitch, columns, lines, x0 - left, y0 - top, x1 - left, y1 - top);
+    jpeg_destroy_decompress(&info);
+    return verdict != OK ? verdict : resample(s, batch, job, s->pixels, &window);
 }
 
 /* WebP ---------------------------------------------------------------------------------------------------------------- */
@@ -482,10 +514,11 @@ static int webp_job(Scratch *s, const Batch *batch, const Job *job) {
         return FALLBACK;
     }
     VP8StatusCode status = WebPGetFeatures(job->data, job->size, &config.input);
-    if (status != VP8_STATUS_OK) {
-        return status == VP8_STATUS_NOT_ENOUGH_DATA ? TRUNCATED : CORRUPT;
+    if (status != VP8_STATUS_OK || config.input.has_alpha || config.input.has_animation) {
+        return FALLBACK;
     }
-    if (config.input.has_alpha || config.input.has_animation) {
+    if (job->size > 20 && memcmp(job->data + 12, "VP8X", 4) == 0 &&
+        (job->data[20] & (WEBP_EXIF | (batch->refuse_icc ? WEBP_ICC : 0)))) {
         return FALLBACK;
     }
     if (config.input.width != job->width || config.input.height != job->height) {
@@ -515,11 +548,10 @@ static int webp_job(Scratch *s, const Batch *batch, const Job *job) {
     status = WebPDecode(job->data, job->size, &config);
     WebPFreeDecBuffer(&config.output);
     if (status != VP8_STATUS_OK) {
-        return status == VP8_STATUS_OUT_OF_MEMORY ? NO_MEMORY
-               : status == VP8_STATUS_NOT_ENOUGH_DATA || status == VP8_STATUS_SUSPENDED ? TRUNCATED
-                                                                                        : CORRUPT;
+        return status == VP8_STATUS_OUT_OF_MEMORY ? NO_MEMORY : FALLBACK;
     }
-    return resample(s, batch, job, s->pixels, pitch, columns, lines, job->x0 - left, job->y0 - top, job->x1 - left, job->y1 - top);
+    Window window = {pitch, columns, lines, job->x0 - left, job->y0 - top, job->x1 - left, job->y1 - top};
+    return resample(s, batch, job, s->pixels, &window);
 }
 
 /* A batch ------------------------------------------------------------------------------------------------------------- */
@@ -527,23 +559,7 @@ static int webp_job(Scratch *s, const Batch *batch, const Job *job) {
 static void *work(void *argument) {
     Batch *batch = argument;
     Scratch scratch;
-    struct jpeg_decompress_struct info;
-    struct jpeg_progress_mgr progress;
-    Errors errors;
     memset(&scratch, 0, sizeof scratch);
-    memset(&info, 0, sizeof info);
-    memset(&progress, 0, sizeof progress);
-    info.err = jpeg_std_error(&errors.base);
-    errors.base.error_exit = fail;
-    errors.base.emit_message = warn;
-    errors.base.output_message = quiet;
-    int ready = 0;
-    if (!setjmp(errors.back)) {
-        jpeg_create_decompress(&info);
-        progress.progress_monitor = watch_scans;
-        info.progress = &progress;
-        ready = 1;
-    }
     for (;;) {
         long number = atomic_fetch_add(&batch->next, 1);
         if (number >= batch->count) {
@@ -551,15 +567,12 @@ static void *work(void *argument) {
         }
         Job *job = &batch->jobs[number];
         if (job->codec == JPEG) {
-            *job->status = ready ? jpeg_job(&info, &errors, &scratch, batch, job) : NO_MEMORY;
+            *job->status = jpeg_job(&scratch, batch, job);
         } else if (job->codec == WEBP) {
             *job->status = webp_job(&scratch, batch, job);
         } else {
             *job->status = FALLBACK;
         }
-    }
-    if (ready) {
-        jpeg_destroy_decompress(&info);
     }
     release(&scratch);
     return NULL;

@@ -2,8 +2,9 @@
 
 The result is defined as: the whole upright picture, its rectangle brought to the output's size by a triangle filter with antialiasing
 (PIL's BILINEAR with ``box``), then mirrored if asked. The native module (libjpeg-turbo, libwebp) gives the same up to rounding, and where
-it decodes at a half, a quarter or an eighth of the size up to that filter's difference. What it does not do, and everything where it is not
-built, goes through PIL.
+it decodes at a half, a quarter or an eighth of the size up to that filter's difference. What it does not do, what it finds fault with
+(errors are those of :class:`ImageDecoder`), and everything where it is not built, goes through PIL. Data behind the rectangle it does
+not look at.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from PIL import Image
 
 from lfdata.codecs import jpeg
 from lfdata.codecs.base import Buffer
-from lfdata.codecs.image import ImageDecoder
+from lfdata.codecs.image import IMAGE_CODECS, ImageDecoder
 from lfdata.codecs.image_policy import ImagePolicy
 from lfdata.codecs.pil import MAX_PIXELS
 from lfdata.errors import OptionError, SampleError
@@ -30,15 +31,16 @@ try:
 except ImportError:
     native_module = None
 
-_OK, _FALLBACK, _TRUNCATED, _CORRUPT, _SIZE, _MEMORY = range(6)
+_OK, _FALLBACK, _SIZE, _MEMORY = range(4)
 _FAILURES = {
-    _TRUNCATED: ("truncated", "truncated: the data ends before the rectangle does"),
-    _CORRUPT: ("corrupt", "the decoder met damaged data in the rectangle or before it"),
     _SIZE: ("size-mismatch", "the payload's header and the index disagree about its size"),
     _MEMORY: ("memory", "not enough memory to decode it"),
 }
 # Rows around a rectangle that a resize filter can see, beside its own reach.
 _ROWS_AROUND = 4
+_NATIVE_CODECS = (IMAGE_CODECS["webp"], IMAGE_CODECS["jpeg"])
+# No JPEG or WebP has a longer side, and no longer one is made natively.
+_LONGEST_SIDE = 65535
 
 
 def native_report() -> dict[str, Any]:
@@ -101,27 +103,32 @@ class CropDecoder:
 
         Returns:
             Errors of those that failed, by number; their rows of ``out`` hold anything.
+
+        Raises:
+            OptionError: arrays of the wrong shape or layout, places outside ``out``, boxes outside their pictures.
         """
         count = len(payloads)
         rows = np.arange(count, dtype=np.int64) if places is None else np.ascontiguousarray(places, np.int64)
         width, height = np.asarray(sizes["width"]).astype(np.int64), np.asarray(sizes["height"]).astype(np.int64)
         boxes = np.ascontiguousarray(boxes, np.float64)
         failed = self._refused(width, height, np.asarray(sizes["bits"]))
+        self._check(count, width, height, boxes, flips, out, rows, failed)
         status = np.full(count, _FALLBACK, np.int32)
-        if self._native is not None and count:
-            given, shown, at = list(payloads), boxes, np.stack([width, height], axis=1)
+        if self._native is not None and count and max(out.shape[1:3]) <= _LONGEST_SIDE:
+            given, shown, at = list(payloads), boxes.copy(), np.stack([width, height], axis=1)
+            codecs = np.asarray(sizes["codec"])
+            other = ~np.isin(codecs, _NATIVE_CODECS) | (np.maximum(width, height) > _LONGEST_SIDE)
+            other[list(failed)] = True
+            codecs = np.where(other, 0, codecs).astype(np.uint8)
+            at[other], shown[other] = 1, (0, 0, 1, 1)
             if aux is not None and self._restart:
-                shown, at = boxes.copy(), at.copy()
                 for number, offsets in enumerate(aux):
-                    if offsets is not None and number not in failed:
+                    if offsets is not None and not other[number]:
                         self._cut(number, given, at, shown, offsets, out.shape[1])
-            codecs = np.asarray(sizes["codec"]).astype(np.uint8)
-            for number in failed:
-                codecs[number], at[number], shown[number] = 0, 1, (0, 0, 1, 1)
             self._native.decode(
                 given,
                 codecs,
-                np.ascontiguousarray(at),
+                at,
                 shown,
                 np.ascontiguousarray(flips, np.uint8),
                 out,
@@ -131,6 +138,10 @@ class CropDecoder:
                 threads,
                 status,
             )
+            # Grey is stored by webp as three channels, of which the first is the grey.
+            grey = (status == _OK) & (codecs == IMAGE_CODECS["webp"]) & (np.asarray(sizes["channels"]) == 1)
+            for row in rows[grey].tolist():
+                out[row] = out[row][:, :, :1]
         for number in np.flatnonzero(status).tolist():
             if number in failed:
                 continue
@@ -148,6 +159,35 @@ class CropDecoder:
             except SampleError as error:
                 failed[number] = error
         return failed
+
+    def _check(
+        self,
+        count: int,
+        width: NDArray[np.int64],
+        height: NDArray[np.int64],
+        boxes: NDArray[np.float64],
+        flips: NDArray[np.bool_],
+        out: NDArray[np.uint8],
+        rows: NDArray[np.int64],
+        failed: Mapping[int, SampleError],
+    ) -> None:
+        if out.dtype != np.uint8 or out.ndim != 4 or out.shape[3] != self._channels or 0 in out.shape[1:3]:
+            raise OptionError(f"out is uint8 (rows, height, width, {self._channels}), not {out.dtype} {out.shape}")
+        if not out.flags.c_contiguous or not out.flags.writeable:
+            raise OptionError("out must be C-contiguous and writable")
+        shapes = (width.shape, height.shape, boxes.shape, np.shape(flips), rows.shape)
+        if shapes != ((count,), (count,), (count, 4), (count,), (count,)):
+            raise OptionError(f"{count} payloads, but sizes, boxes, flips and places have the shapes {shapes}")
+        if count and (rows.min() < 0 or rows.max() >= len(out)):
+            raise OptionError(f"places {rows.min()} to {rows.max()} are not all inside an output of {len(out)} rows")
+        x0, y0, x1, y1 = boxes.T
+        inside = (x0 >= 0) & (y0 >= 0) & (x1 > x0) & (y1 > y0) & (x1 <= width) & (y1 <= height)
+        inside[list(failed)] = True
+        if not inside.all():
+            number = int(np.argmin(inside))
+            raise OptionError(
+                f"picture {number}: the box {boxes[number].tolist()} is not inside its {width[number]} x {height[number]} pixels"
+            )
 
     def _refused(self, width: NDArray[np.int64], height: NDArray[np.int64], bits: NDArray[Any]) -> dict[int, SampleError]:
         failed = {}
@@ -173,6 +213,8 @@ class CropDecoder:
         data = bytes(given[number])
         try:
             info = jpeg.parse(data)
+            if (info.width, info.height) != (sizes[number, 0], sizes[number, 1]):
+                return
             mcu = info.mcu[1]
             reach = max(1.0, (boxes[number, 3] - boxes[number, 1]) / height) + _ROWS_AROUND
             first = max(0, int(boxes[number, 1] - reach) // mcu - 1)

@@ -138,6 +138,13 @@ class ShardDataset:
             result[KEY] = self._keys(rows, parts)
         return result
 
+    def read_into(self, indices: Any, field: str, out: NDArray[np.uint8]) -> bool:
+        """Stored bytes of many samples one after the other into ``out`` (uint8, one-dimensional), verified. False, and nothing read, if they do
+        not have exactly its length."""
+        self._names([field])
+        rows = checked_rows(self.path, len(self), indices)
+        return self._payloads(field, rows, by_shard(self._starts, rows), out) is not None
+
     def keys(self, indices: Any) -> list[bytes]:
         """Keys of some samples."""
         rows = checked_rows(self.path, len(self), indices)
@@ -363,6 +370,7 @@ class ShardDataset:
         if self.schema[name].kind == "scalar":
             return self._scalars(name, rows, parts, decode)
         ragged = self._payloads(name, rows, parts)
+        assert ragged is not None
         if not decode:
             return ragged
         values: list[Any] = [None] * len(rows)
@@ -398,13 +406,22 @@ class ShardDataset:
             return result
         return [value if there else None for value, there in zip(result, present.tolist(), strict=True)]
 
-    def _payloads(self, name: str, rows: NDArray[np.int64], parts: list[tuple[int, NDArray[np.int64]]]) -> Ragged:
+    def _payloads(
+        self,
+        name: str,
+        rows: NDArray[np.int64],
+        parts: list[tuple[int, NDArray[np.int64]]],
+        given: NDArray[np.uint8] | None = None,
+    ) -> Ragged | None:
+        """Payloads in memory of their own, or in ``given`` if they fill it exactly (``None`` if not)."""
         if len(parts) == 1:
             # The usual case: nothing has to be scattered.
             shard = self._shard(parts[0][0])
             local = rows - self._starts[parts[0][0]]
             found = shard.lengths(name, local)
-            offsets, out = reserve(self.path, name, found[1])
+            if given is not None and int(found[1].sum()) != len(given):
+                return None
+            offsets, out = reserve(self.path, name, found[1], given)
             shard.read(name, local, found, out, offsets[:-1], self.read_threads)
             return Ragged(out, offsets, shard.present(name, local))
         lengths = np.zeros(len(rows), np.int64)
@@ -416,7 +433,9 @@ class ShardDataset:
             present[where] = self._shard(number).present(name, local)
             lengths[where] = found[1]
             located.append((number, local, found, where))
-        offsets, out = reserve(self.path, name, lengths)
+        if given is not None and int(lengths.sum()) != len(given):
+            return None
+        offsets, out = reserve(self.path, name, lengths, given)
         for number, local, found, where in located:
             self._shard(number).read(name, local, found, out, offsets[where], self.read_threads)
         return Ragged(out, offsets, present)

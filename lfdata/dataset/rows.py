@@ -55,13 +55,17 @@ def by_shard(starts: NDArray[np.int64], rows: NDArray[np.int64]) -> list[tuple[i
     return [(int(number), np.flatnonzero(shard_of == number)) for number in np.unique(shard_of)]
 
 
-def reserve(path: Path, name: str, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Offsets of values of these lengths, and the buffer for them. Raises :class:`LimitError`."""
+def reserve(
+    path: Path, name: str, lengths: NDArray[np.int64], given: NDArray[np.uint8] | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Offsets of values of these lengths, and the buffer for them: ``given``, or a new one. Raises :class:`LimitError`."""
     count = len(lengths)
     if count and int(lengths.max()) * count >= 1 << 62:
         raise LimitError(path, None, f"field {name!r}: more than 2^62 bytes in {count} samples")
     offsets = np.zeros(count + 1, np.int64)
     lengths.cumsum(out=offsets[1:])
+    if given is not None:
+        return offsets, given
     try:
         return offsets, np.empty(int(offsets[-1]), np.uint8)
     except MemoryError as error:

@@ -16,14 +16,17 @@ from typing import Protocol
 
 from lfdata.errors import DecoderError
 from lfdata.loader import spec as specs
+from lfdata.loader.fields import MapFiller
 from lfdata.loader.produce import STARTED, Done, Job, Producer
-from lfdata.loader.serve import Lanes
-from lfdata.loader.slots import EPOCH, JOB, LANES, PAGE, PHASE, PHASES, STEP, STEPS, Slots
-from lfdata.loader.wire import Hello, Receiver, send
+from lfdata.loader.serve import END_SECONDS, Lanes
+from lfdata.loader.slots import EPOCH, JOB, LANE_BYTES, LANES, PAGE, PHASE, PHASES, STEP, STEPS, Slots, anonymous
+from lfdata.loader.wire import Hello, Receiver, pack, send
 
-MOST_DECODERS = PAGE // (LANES * 64)
+# The first page has a lane of the caller's beside theirs.
+MOST_DECODERS = (PAGE // LANE_BYTES - 1) // LANES
+# Starting a program from a network file system takes its time, whatever a batch may take.
+START_SECONDS = 60.0
 _ASK_SECONDS = 0.5
-_END_SECONDS = 5.0
 
 
 class Engine(Protocol):
@@ -88,41 +91,51 @@ class ThreadEngine:
 
 
 class _Decoder:
-    """One decoder process, as the loader sees it."""
+    """One decoder process, as the loader sees it.
 
-    def __init__(self, memory: int, number: int) -> None:
+    ``memory``, ``hello``: descriptors of the slots, and of an anonymous file with a :class:`Hello` (a spec may be larger than a socket's
+    buffer, and a decoder that does not read must not make anybody wait).
+    """
+
+    def __init__(self, memory: int, hello: int, number: int, stall_seconds: float) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "lfdata.loader.serve", str(theirs.fileno()), str(memory)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), memory),
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-                process_group=0,
-            )
+        try:
+            with theirs:
+                inherited = (theirs.fileno(), memory, hello)
+                self.process = subprocess.Popen(
+                    # -P: the trainer's path and nothing before it; a file in the working directory must not hide a module.
+                    [sys.executable, "-P", "-m", "lfdata.loader.serve", *map(str, inherited), str(number)],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=inherited,
+                    env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                    process_group=0,
+                )
+        except BaseException:
+            ours.close()
+            raise
+        ours.settimeout(stall_seconds)
         self.connection, self.receiver, self.number, self.jobs, self.ready = ours, Receiver(ours, Done), number, 0, False
 
     def lanes(self) -> range:
         return range(self.number * LANES, (self.number + 1) * LANES)
 
     def end(self) -> None:
-        """Close the socket, which ends it; kill it if it does not go."""
+        """Kill it: it has nothing to save, and may be starting, stopped or deep in native code."""
+        self.process.kill()
         self.connection.close()
-        deadline = time.monotonic() + _END_SECONDS
-        while self.process.poll() is None and time.monotonic() < deadline:
-            # A stopped process does not see that its socket closed.
-            with suppress(ProcessLookupError):
-                os.kill(self.process.pid, signal.SIGCONT)
-            time.sleep(0.001)
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit status (minus the signal), if it ends within some seconds."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        return self.process.returncode
 
 
 class ProcessEngine:
     """Decoder processes over one piece of shared memory.
 
-    Until the first of them is ready the caller does the jobs itself, so that the first batch does not wait for programs to start.
+    Until the first of them is ready the caller does the jobs itself, so that the first batch does not wait for programs to start;
+    not those with functions of the user's, which may hang or end their process.
     """
 
     def __init__(self, producer: Producer, slots: int, stall_seconds: float, processes: int) -> None:
@@ -132,14 +145,18 @@ class ProcessEngine:
         self._producer, self._stall = producer, stall_seconds
         self._decoders: list[_Decoder] = []
         self._early: deque[Job] = deque()
+        self._helps = not any(isinstance(filler, MapFiller) for filler in producer.fillers)
+        self._owner, self._began = os.getpid(), time.monotonic()
         try:
-            for number in range(processes):
-                self._decoders.append(_Decoder(self.slots.descriptor, number))
-            spec = specs.encode(producer.spec)
-            for decoder in self._decoders:
-                hello = Hello(spec, slots, producer.layout.bytes, lanes, decoder.number)
-                with suppress(BrokenPipeError, ConnectionResetError):
-                    send(decoder.connection, hello)
+            greeting = pack(Hello(specs.encode(producer.spec), slots, producer.layout.bytes, lanes, self._owner))
+            with anonymous("lfdata-hello", len(greeting)) as file:
+                file.write(greeting)
+                file.flush()
+                for number in range(processes):
+                    self._decoders.append(_Decoder(self.slots.descriptor, file.fileno(), number, stall_seconds))
+        except OSError as error:
+            self.close()
+            raise DecoderError(f"the decoder cannot be started: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -156,29 +173,47 @@ class ProcessEngine:
             return
         decoder = min(ready, key=lambda one: one.jobs)
         decoder.jobs += 1
-        # One that has gone is noticed when its answer is awaited.
-        with suppress(BrokenPipeError, ConnectionResetError):
+        try:
             send(decoder.connection, job)
+        except TimeoutError:
+            raise DecoderError(self._hangs([decoder])) from None
+        except ConnectionError:
+            # One that has gone is noticed when its answer is awaited.
+            pass
 
     def take(self) -> Done:
-        deadline = time.monotonic() + self._stall
+        # Seconds waited, not seconds gone by: a machine that was frozen for an hour says nothing about the decoder.
+        waited, ask = 0.0, min(_ASK_SECONDS, self._stall)
         while True:
             if (done := self._arrived(0)) is not None:
                 return done
-            if self._early:
+            self._check_started()
+            if self._early and self._helps:
                 return self._producer.run(
                     self._early.popleft(), self.slots, len(self.slots.lanes) - 1, self._producer.spec.threads
                 )
-            if (done := self._arrived(_ASK_SECONDS)) is not None:
+            began = time.monotonic()
+            if (done := self._arrived(ask)) is not None:
                 return done
-            if time.monotonic() > deadline:
-                waiting = [decoder for decoder in self._decoders if decoder.jobs]
-                work = "; ".join(self._in_work(decoder) for decoder in waiting)
-                who = ", ".join(str(decoder.process.pid) for decoder in waiting)
-                raise DecoderError(
-                    f"no batch for {self._stall:g} s from the decoder (process {who}); in work: {work}. "
-                    "A slow disk needs a larger stall_seconds"
-                )
+            waited += min(ask, time.monotonic() - began)
+            if waited >= self._stall and not self._early:
+                raise DecoderError(self._hangs([decoder for decoder in self._decoders if decoder.jobs]))
+
+    def _check_started(self) -> None:
+        """A decoder that never becomes ready must not go unnoticed, though the caller can do its work."""
+        late = [decoder.process.pid for decoder in self._decoders if not decoder.ready]
+        seconds = max(START_SECONDS, self._stall)
+        if late and time.monotonic() - self._began > seconds:
+            who = ", ".join(map(str, late))
+            raise DecoderError(f"the decoder (process {who}) was started {seconds:g} s ago and is not ready")
+
+    def _hangs(self, decoders: list[_Decoder]) -> str:
+        work = "; ".join(self._in_work(decoder) for decoder in decoders)
+        who = ", ".join(str(decoder.process.pid) for decoder in decoders)
+        return (
+            f"no batch for {self._stall:g} s from the decoder (process {who}); in work: {work}. "
+            "A slow disk needs a larger stall_seconds"
+        )
 
     def _arrived(self, seconds: float) -> Done | None:
         """An answer that comes within some seconds. Decoders that say that they are ready get what waits for them."""
@@ -210,9 +245,7 @@ class ProcessEngine:
 
     def _epitaph(self, decoder: _Decoder) -> str:
         """How a decoder ended, and what it was doing."""
-        with suppress(subprocess.TimeoutExpired):
-            decoder.process.wait(_END_SECONDS)
-        code = decoder.process.returncode
+        code = decoder.wait(END_SECONDS)
         how = (
             "closed its connection"
             if code is None
@@ -224,10 +257,21 @@ class ProcessEngine:
         return f"the decoder (process {decoder.process.pid}) {how}{hint}; in work: {self._in_work(decoder)}"
 
     def close(self) -> None:
-        for decoder in self._decoders:
-            decoder.end()
-        self._decoders.clear()
-        self.slots.close()
+        try:
+            # In a process forked from the one that made them they are not this one's to end.
+            if os.getpid() == self._owner:
+                for decoder in self._decoders:
+                    decoder.end()
+                for decoder in self._decoders:
+                    decoder.wait(END_SECONDS)
+        finally:
+            for decoder in self._decoders:
+                decoder.connection.close()
+                # Interrupted above: they were killed, and leave nothing if they are waited for.
+                if os.getpid() == self._owner:
+                    decoder.wait(0.2)
+            self._decoders.clear()
+            self.slots.close()
 
 
 def signal_name(number: int) -> str:
@@ -245,16 +289,24 @@ def in_work(slots: Slots, producer: Producer, lanes: range) -> str:
         state = slots.lanes[lane]
         if not state[PHASE] or not state[JOB]:
             continue
-        epoch, step, steps = int(state[EPOCH]), int(state[STEP]), int(state[STEPS])
+        phase, epoch, step, steps = (int(state[number]) for number in (PHASE, EPOCH, STEP, STEPS))
+        told.append(
+            f"{PHASES[phase % len(PHASES)]} epoch {epoch}, step {step}"
+            + (f" to {step + steps - 1}" if steps > 1 else "")
+            + f" from {shards(producer, epoch, step, steps)}"
+        )
+    return "; ".join(told) or "nothing"
+
+
+def shards(producer: Producer, epoch: int, step: int, steps: int) -> str:
+    """The shards that some steps read from."""
+    try:
         found = producer.plan.work(epoch, step, steps).samples
-        shards = dict.fromkeys(
+        names = dict.fromkeys(
             producer.sources[source].shard_name(index)
             for source, index in zip(found.source.tolist(), found.index.tolist(), strict=True)
         )
-        names = ", ".join(list(shards)[:4]) + (f" and {len(shards) - 4} more" if len(shards) > 4 else "")
-        told.append(
-            f"{PHASES[int(state[PHASE])]} epoch {epoch}, step {step}"
-            + (f" to {step + steps - 1}" if steps > 1 else "")
-            + f" from {names}"
-        )
-    return "; ".join(told) or "nothing"
+    except Exception as error:
+        # A decoder that was killed while it wrote leaves numbers that do not go together.
+        return f"shards unknown ({error!r})"
+    return ", ".join(list(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

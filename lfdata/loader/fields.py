@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ from numpy.typing import NDArray
 import lfdata.transforms as T
 from lfdata.codecs.pixels import CropDecoder
 from lfdata.dataset import ShardDataset
-from lfdata.errors import OptionError, SampleError
+from lfdata.errors import FormatError, OptionError, SampleError, StorageError
 from lfdata.format.columns import scalar_dtype
-from lfdata.loader.rows import Payloads, Rows, as_sample_error
+from lfdata.loader.rows import Payloads, Rows, as_sample_error, retried
 from lfdata.loader.slots import Layout, Place
 
 Errors = dict[int, Exception]
@@ -49,6 +50,8 @@ class Filler:
 
     def __init__(self, sources: Sequence[ShardDataset], name: str, rows: int) -> None:
         self.sources, self.name, self.rows = sources, name, rows
+        # How many of the rows may be one and the same sample (padding, mixtures that repeat).
+        self.repeats = 1
         self.parts: list[Part] = []
         # A field that every sample must have needs no column that says so.
         self._optional = any(has_absent(source, name) for source in sources)
@@ -84,10 +87,7 @@ class Filler:
     def _most(self, column: str, scale: int = 1) -> int:
         """The largest sum of a size column over as many samples as a slot has rows."""
         sizes = np.concatenate([source.column(f"{self.name}.{column}") for source in self.sources]).astype(np.int64)
-        if len(sizes) > self.rows:
-            sizes = np.partition(sizes, len(sizes) - self.rows)[-self.rows :]
-        # Mixtures and padding can bring one sample more than once.
-        return int(max(sizes.sum(), int(sizes.max(initial=0)) * self.rows if len(self.sources) > 1 else 0)) * scale
+        return largest_sum(sizes, self.rows, self.repeats) * scale
 
     def _decoder_calls(self, rows: Rows, found: Payloads, one: Callable[[int, Any], None]) -> Errors:
         """``one(row, decoded value)`` for every row that has the field."""
@@ -141,7 +141,6 @@ class TokensFiller(Filler):
         super().__init__(sources, name, rows)
         self._op = single(ops, T.Tokens, name)
         self._dtype = np.dtype(self._params("dtype"))
-        self._vocab = max(int(source.schema[name].params["vocab"]) for source in sources)
 
     def declare(self, layout: Layout) -> None:
         if self._op is None:
@@ -154,6 +153,8 @@ class TokensFiller(Filler):
 
     def fill(self, rows: Rows, arrays: dict[str, NDArray[Any]], threads: int) -> Errors:
         del threads
+        if self._op is not None and self._fixed(rows, arrays):
+            return {}
         found = rows.read(self.name)
         self._set_present(arrays, found.present)
         bad = dict(found.bad)
@@ -173,16 +174,29 @@ class TokensFiller(Filler):
         out, counts = arrays[self.name], arrays[self.name + COUNT]
         starts, taken = self._op.place(lengths, lambda operation, count: rows.uniform(f"{self.name}/{operation}", count))
         counts[:] = taken
-        if (taken == self._op.length).all() and not bad and not starts.any():
-            for row, one in enumerate(ids):
-                out[row] = one[: self._op.length]
-            return bad
         out[:] = self._op.pad
         for row, (start, count) in enumerate(zip(starts.tolist(), taken.tolist(), strict=True)):
             if row not in bad:
                 at = self._op.length - count if self._op.side == "left" else 0
                 out[row, at : at + count] = ids[row][start : start + count]
         return bad
+
+    def _fixed(self, rows: Rows, arrays: dict[str, NDArray[Any]]) -> bool:
+        """The usual case, read in place: every sequence of the one source is as long as asked for."""
+        out = arrays[self.name]
+        if len(self.sources) > 1 or self._optional:
+            return False
+        source, indices = self.sources[0], rows.samples.index
+        try:
+            if (source.sizes(self.name, indices)["tokens"] != self._op.length).any():
+                return False
+            if not source.read_into(indices, self.name, out.reshape(-1).view(np.uint8)):
+                return False
+        except (FormatError, StorageError):
+            # Once more, row by row and with another try.
+            return False
+        arrays[self.name + COUNT][:] = self._op.length
+        return True
 
 
 class AudioFiller(Filler):
@@ -254,9 +268,10 @@ class AudioFiller(Filler):
             source = self.sources[int(rows.samples.source[row])]
             try:
                 if count:
-                    out[row, :count] = source.read_audio(int(rows.samples.index[row]), self.name, start, start + count)
+                    read = partial(source.read_audio, int(rows.samples.index[row]), self.name, start, start + count)
+                    out[row, :count] = retried(read)
                 out[row, count:] = window.pad
-            except (SampleError, ValueError) as error:
+            except (FormatError, SampleError, ValueError) as error:
                 bad[row] = as_sample_error(error, self.name, rows, row)
         for place, gain in self._gains:
             u = rows.uniform(f"{self.name}/{place}/Gain", gain.draws)
@@ -327,7 +342,7 @@ class BytesFiller(Filler):
         del threads
         found = rows.read(self.name)
         self._set_present(arrays, found.present)
-        bad, values = dict(found.bad), found.data
+        bad, values = dict(found.bad), list(found.data)
         if self._packed:
             values = [np.empty(0, np.uint8)] * len(rows)
             for row in np.flatnonzero(found.present).tolist():
@@ -373,7 +388,7 @@ class ImageFiller(Filler):
                     for s in self.sources
                 ]
             )
-            most = int(np.sort(areas)[-self.rows :].sum()) if len(self.sources) == 1 else int(areas.max(initial=0)) * self.rows
+            most = largest_sum(areas, self.rows, self.repeats)
             self._add(layout, "", np.uint8, (most * self.channels,), self.name + OFFSETS)
             self._add(layout, OFFSETS, np.int64, (self.rows + 1,))
             self._add(layout, SHAPES, np.int64, (self.rows, 3))
@@ -470,16 +485,45 @@ class MapFiller(Filler):
 
     def fill(self, rows: Rows, arrays: dict[str, NDArray[Any]], threads: int) -> Errors:
         del threads
-        found = rows.read(self.name)
-        self._set_present(arrays, found.present)
-        out = arrays[self.name]
-        out[~found.present] = 0
-        draws = rows.uniform(f"{self.name}/0/Map", self._op.draws)
+        out, draws = arrays[self.name], rows.uniform(f"{self.name}/0/Map", self._op.draws)
 
         def one(row: int, value: Any) -> None:
             out[row] = self._op.apply(value, draws[row])
 
+        if self.sources[0].schema[self.name].kind == "scalar":
+            return self._scalars(rows, arrays, one)
+        found = rows.read(self.name)
+        self._set_present(arrays, found.present)
+        out[~found.present] = 0
         return self._decoder_calls(rows, found, one)
+
+    def _scalars(self, rows: Rows, arrays: dict[str, NDArray[Any]], one: Callable[[int, Any], None]) -> Errors:
+        """Scalars lie in the index: they have no payload and no decoder."""
+        bad: Errors = {}
+        present = np.ones(len(rows), bool)
+        for number, where in rows.by_source():
+            source, indices = self.sources[number], rows.samples.index[where]
+            present[where] = source.present_at(self.name, indices)
+            values = source.read_many(indices, [self.name], decode=False)[self.name]
+            for row, value in zip(where.tolist(), values, strict=True):
+                if not present[row]:
+                    arrays[self.name][row] = 0
+                    continue
+                try:
+                    one(row, value)
+                except SampleError as error:
+                    bad[row] = as_sample_error(error, self.name, rows, row)
+        self._set_present(arrays, present)
+        return bad
+
+
+def largest_sum(sizes: NDArray[np.int64], rows: int, repeats: int) -> int:
+    """The largest sum of the sizes of as many samples as there are rows, none of them more than ``repeats`` times."""
+    times = max(1, min(rows, repeats))
+    whole, rest = divmod(rows, times)
+    top = sizes if len(sizes) <= whole + 1 else np.partition(sizes, len(sizes) - whole - 1)[-whole - 1 :]
+    top = np.sort(top)[::-1]
+    return int(top[:whole].sum()) * times + int(top[whole : whole + 1].sum()) * rest
 
 
 def plain(filler: Filler) -> bool:
@@ -513,8 +557,20 @@ def flatten(values: Sequence[NDArray[Any]], bad: Errors, out: NDArray[Any], offs
     offsets[len(values)] = at
 
 
-def make_filler(sources: Sequence[ShardDataset], name: str, ops: Sequence[Any], rows: int, native: bool | None) -> Filler:
-    """The filler of a field with its transforms. Raises :class:`OptionError`: kinds that differ, transforms that do not fit."""
+def make_filler(
+    sources: Sequence[ShardDataset], name: str, ops: Sequence[Any], rows: int, native: bool | None, repeats: int = 1
+) -> Filler:
+    """The filler of a field with its transforms, for rows of which up to ``repeats`` may be one sample.
+
+    Raises:
+        OptionError: kinds that differ, transforms that do not fit.
+    """
+    filler = _filler(sources, name, ops, rows, native)
+    filler.repeats = repeats
+    return filler
+
+
+def _filler(sources: Sequence[ShardDataset], name: str, ops: Sequence[Any], rows: int, native: bool | None) -> Filler:
     kinds = {source.schema[name].kind for source in sources}
     if len(kinds) > 1:
         raise OptionError(f"field {name!r} is of kinds {sorted(kinds)} in different sources")

@@ -25,7 +25,7 @@ from lfdata.errors import BadSamplesError, LfdataError, OptionError, StateError
 from lfdata.loader.engine import MOST_DECODERS
 from lfdata.loader.fields import Part
 from lfdata.loader.pipeline import Pipeline, start, stop
-from lfdata.loader.produce import Done, Event, Producer
+from lfdata.loader.produce import Event, Producer
 from lfdata.loader.spec import BadSpec, FieldSpec, OrderSpec, SourceSpec, Spec
 
 STATE_VERSION = 1
@@ -97,6 +97,7 @@ class Loader:
         prefetch: int = 2,
         stall_seconds: float = 60.0,
         native: bool | None = None,
+        _steps: tuple[int, int] = (0, 1),
     ) -> None:
         rank, world = this_rank(rank, world_size)
         if engine not in ("auto", "process", "thread", "inline"):
@@ -110,7 +111,7 @@ class Loader:
             )
         paths = [source] if isinstance(source, str | os.PathLike) else list(source)
         if len(paths) > 1 and mixture is None:
-            raise OptionError("several sources need mixture=: {'weights': [...]}, {'proportions': True} or {'temperature': T}")
+            raise OptionError("several sources need mixture=: {'weights': [...]}, {'temperature': T} or {} (in proportion)")
         filters = [where] * len(paths) if where is None or isinstance(where, np.ndarray) or callable(where) else list(where)
         if len(filters) != len(paths):
             raise OptionError(f"{len(filters)} filters for {len(paths)} sources")
@@ -131,12 +132,15 @@ class Loader:
             world,
             threads if threads is not None else default_threads(world),
             native,
+            False,
+            *_steps,
         )
         self._options = (engine, processes, prefetch, stall_seconds)
         self._accumulate = accumulate
         self._producer = Producer(self._spec)
-        if self._producer.share % accumulate:
-            raise OptionError(f"{self._producer.share} rows of a rank are not {accumulate} equal micro-batches")
+        shares = {self._producer.plan.batches(0).share(one, world) for one in range(world)}
+        if uneven := sorted(share for share in shares if share % accumulate):
+            raise OptionError(f"{uneven[0]} rows of a rank are not {accumulate} equal micro-batches")
         self._pipelines: list[Pipeline] = []
         weakref.finalize(self, stop, self._pipelines)
         self._owner = os.getpid()
@@ -222,21 +226,27 @@ class Loader:
             self._pipelines.append(start(self._producer, *self._options))
         pipeline = self._pipelines[0]
         filled = pipeline.get(epoch, step)
-        self._note(filled.done, filled.job.steps)
         self._copied += filled.copied
-        share, count = self._producer.share // self._accumulate, filled.job.steps * self._accumulate
+        # Fewer steps than the job has if the next one has failed: it is asked for again then, and raises.
+        share, count = self._producer.share // self._accumulate, filled.done.steps * self._accumulate
+        noted = -1
         for number in range(micro, count):
+            if number // self._accumulate != noted:
+                noted = number // self._accumulate
+                at = self._producer.plan.step(step + noted)
+                self._note([event for event in filled.done.events if event.step == at])
             yield tensors(filled.arrays, self._producer.parts, number * share, (number + 1) * share)
 
-    def _note(self, done: Done, steps: int) -> None:
-        self._rows += steps * self._producer.share
-        self._bad += len(done.events)
-        self._events.extend(done.events)
-        for event in done.events:
+    def _note(self, events: Sequence[Event]) -> None:
+        """A step's bad samples, and whether there are too many by now."""
+        self._rows += self._producer.share
+        self._bad += len(events)
+        self._events.extend(events)
+        for event in events:
             log.warning("%s/%s, index %d, key %r, field %s: %s: %s", *event_fields(event))
         limits = self._spec.bad
-        if self._bad > limits.most or self._bad > limits.rate * max(self._rows, FEWEST_ROWS):
-            last = done.events[-1]
+        if events and (self._bad > limits.most or self._bad > limits.rate * max(self._rows, FEWEST_ROWS)):
+            last = events[-1]
             where = f"{last.path}/{last.shard}, index {last.index}, key {last.key!r}, field {last.field!r}"
             raise BadSamplesError(
                 f"{self._bad} bad samples in {self._rows} rows; the limits are {limits.most} (most_bad) and {limits.rate:g} of the rows "
@@ -257,9 +267,17 @@ class Loader:
             "epoch": self._epoch,
             "samples": self._done * self._spec.batch // self._accumulate,
             "batch_size": self._spec.batch,
+            # Within a step they say which of its rows are consumed; between steps they do not matter.
+            "world_size": self._spec.world,
+            "accumulate": self._accumulate,
             "identity": self._spec.identity,
             "build": build(),
         }
+
+    def end_of(self, epoch: int) -> dict[str, Any]:
+        """The state after the last batch of an epoch."""
+        steps = len(self._producer.plan.batches(epoch))
+        return {**self.state_dict(), "epoch": epoch, "samples": steps * self._spec.batch}
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_batch_change: bool = False) -> None:
         """Go on from a state: the next iteration gives the batch after it.
@@ -270,10 +288,14 @@ class Loader:
         if state.get("version") != STATE_VERSION:
             raise StateError(f"state version {state.get('version')!r}; this loader reads version {STATE_VERSION}")
         try:
-            epoch, samples, batch = (int(state[name]) for name in ("epoch", "samples", "batch_size"))
+            epoch, samples, batch, world, micro = (
+                int(state[name]) for name in ("epoch", "samples", "batch_size", "world_size", "accumulate")
+            )
             theirs, built = dict(state["identity"]), dict(state["build"])
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"not a state of a Loader: {error!r}") from error
+        if min(epoch, samples) < 0 or min(batch, world, micro) < 1:
+            raise StateError(f"not a state of a Loader: epoch {epoch}, {samples} samples, batches of {batch}")
         mine = self._spec.identity
         differing = [
             f"{name} ({theirs.get(name)!r} in the state, {value!r} here)"
@@ -289,6 +311,12 @@ class Loader:
                 )
             if self._spec.order.packing is not None or self._spec.order.buckets is not None:
                 raise StateError("the batch size of packed or bucketed data cannot change within an epoch")
+        now, then = (self._spec.world, self._accumulate, self._spec.batch), (world, micro, batch)
+        if samples % batch and now != then and max(world, self._spec.world) > 1:
+            raise StateError(
+                f"the state is within a step, after {samples % batch} of {batch} samples: which ones depends on ranks and micro-batches "
+                f"({world} and {micro} in the state, {self._spec.world} and {self._accumulate} here). Save it after a whole step"
+            )
         done, rest = divmod(samples * self._accumulate, self._spec.batch)
         if rest:
             raise StateError(

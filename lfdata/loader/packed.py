@@ -15,14 +15,15 @@ from lfdata.loader.rows import Rows, as_sample_error
 from lfdata.loader.slots import Layout
 from lfdata.order.packing import Packing, Row
 
-INDEX = "__index__"
+INDEX, SOURCE = "__index__", "__source__"
 BOUNDARIES, SAMPLES, POSITION, SEGMENT = ".boundaries", ".samples", ".position", ".segment"
 
 
 class PackedFiller(Filler):
     """Ids (rows, capacity); for each, int32 of the same shape: its place in its sample (``.position``) and which sample of the row it belongs
     to (``.segment``, from 1 on; 0 is padding, or a bad sample); samples a row (``.samples``, int64) and their boundaries in it
-    (``.boundaries``, int64, one more than samples a row, with offsets). ``__index__`` with offsets: the samples' indices.
+    (``.boundaries``, int64, one more than samples a row, with offsets). ``__index__`` with offsets: the samples' indices; of several
+    sources ``__source__``, with the same offsets, says whose.
     """
 
     def __init__(self, sources: Sequence[ShardDataset], name: str, rows: int, packing: Packing) -> None:
@@ -37,6 +38,8 @@ class PackedFiller(Filler):
         self._add(layout, BOUNDARIES, np.int64, (rows * (most + 1),), self.name + BOUNDARIES + OFFSETS)
         self.parts.append(Part(self.name + BOUNDARIES + OFFSETS, layout.add(np.int64, (rows + 1,)), offsets=True))
         self.parts.append(Part(INDEX, layout.add(np.int64, (rows * most,)), INDEX + OFFSETS))
+        if len(self.sources) > 1:
+            self.parts.append(Part(SOURCE, layout.add(np.int64, (rows * most,)), INDEX + OFFSETS))
         self.parts.append(Part(INDEX + OFFSETS, layout.add(np.int64, (rows + 1,)), offsets=True))
 
     def fill_bins(self, rows: Rows, bins: Sequence[Row], arrays: dict[str, NDArray[Any]]) -> Errors:
@@ -55,6 +58,8 @@ class PackedFiller(Filler):
             at_bounds[number + 1], at_index[number + 1] = at_bounds[number] + count + 1, at_index[number] + count
             bounds[at_bounds[number] : at_bounds[number + 1]] = starts
             index[at_index[number] : at_index[number + 1]] = row.samples.index
+            if SOURCE in arrays:
+                arrays[SOURCE][at_index[number] : at_index[number + 1]] = row.samples.source
             position[number, : starts[-1]] = row.position_ids()
             for place in range(count):
                 begin, end, skip = int(starts[place]), int(starts[place + 1]), int(row.begin[place])

@@ -13,8 +13,9 @@ from lfdata.loader.fields import plain
 from lfdata.loader.produce import Done, Job, Producer
 from lfdata.loader.slots import Leases, Slots
 
-# Slots beyond those being filled: the batch a consumer has, and the one it asks for while it still has the other.
-HELD = 2
+# The batch a consumer has, the one it asks for while it still has the other, and one that is being filled meanwhile. More than these are
+# only filled while the consumer holds one batch.
+FEWEST_SLOTS = 3
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ def start(producer: Producer, kind: str, processes: int, prefetch: int, stall_se
     if kind == "auto":
         kind = "inline" if all(plain(filler) for filler in producer.fillers) and not producer.batch_ops else "process"
     ahead = 1 if kind == "inline" else prefetch * processes
-    slots = ahead + HELD
+    slots = max(FEWEST_SLOTS, ahead + 1)
     if kind == "inline":
         return Pipeline(producer, InlineEngine(producer, slots), ahead)
     if kind == "thread":

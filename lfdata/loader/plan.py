@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfdata.dataset import ShardDataset
+from lfdata.errors import OptionError
 from lfdata.loader.spec import Spec
 from lfdata.order.mixture import Mixture
 from lfdata.order.order import Batches, Order
@@ -20,6 +21,7 @@ from lfdata.order.selection import Selection
 
 # Third number of the keys of replacements (docs/order.md).
 REPLACE = 8
+STRETCH_ROWS = 4096
 
 
 @dataclass(slots=True)
@@ -46,6 +48,29 @@ def selection_of(bitmap: bytes | None, rows: int) -> Selection | None:
     return Selection.of(np.unpackbits(np.frombuffer(bitmap, np.uint8), count=rows, bitorder="little").astype(bool))
 
 
+def checked(option: str, kind: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """A part of the order, made of an option's values. Raises :class:`OptionError` for names it does not have."""
+    try:
+        return kind(*arguments, **options)
+    except TypeError as error:
+        raise OptionError(f"{option}: {error}") from error
+
+
+class EveryNth:
+    """Some steps of an epoch, counted 0, 1, ...: ``first``, ``first + every`` and so on."""
+
+    def __init__(self, batches: Batches, first: int, every: int) -> None:
+        self._batches, self._first, self._every = batches, first, every
+        self.rows, self.share = batches.rows, batches.share
+
+    def __len__(self) -> int:
+        return max(0, -(-(len(self._batches) - self._first) // self._every))
+
+    def positions(self, step: int, rank: int, world: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """See :meth:`Batches.positions`."""
+        return self._batches.positions(self._first + step * self._every, rank, world)
+
+
 class Plan:
     """The order of a spec's epochs, over open data sets."""
 
@@ -62,20 +87,27 @@ class Plan:
             )
             for number, (about, source) in enumerate(zip(spec.sources, sources, strict=True))
         ]
-        self.base: Any = self._orders[0] if order.mixture is None else Mixture(self._orders, seed=spec.seed, **order.mixture)
+        self.base: Any = self._orders[0]
+        if order.mixture is not None:
+            self.base = checked("mixture", Mixture, self._orders, seed=spec.seed, **order.mixture)
         self.packing: Packing | None = None
         if order.buckets is not None:
             options = dict(order.buckets)
-            field = options.pop("field")
-            self.base = Buckets(self.base, self._lengths(field), group=spec.batch, seed=spec.seed, **options)
+            field = options.pop("field", "")
+            lengths = self._lengths("buckets", field)
+            self.base = checked("buckets", Buckets, self.base, lengths, group=spec.batch, seed=spec.seed, **options)
         if order.packing is not None:
             options = dict(order.packing)
-            field = options.pop("field")
+            field = options.pop("field", "")
             digest = "".join(source.fingerprint for source in spec.sources) + spec.identity["order"] + str(spec.seed)
-            self.packing = Packing(self.base, self._lengths(field), seed=spec.seed, digest=digest, **options)
-        self._batches: dict[int, Batches] = {}
+            lengths = self._lengths("packing", field)
+            self.packing = checked("packing", Packing, self.base, lengths, seed=spec.seed, digest=digest, **options)
+        self._kept: tuple[int, int, int, Work] | None = None
+        self._batches: dict[int, EveryNth] = {}
 
-    def _lengths(self, field: str) -> Any:
+    def _lengths(self, option: str, field: str) -> Any:
+        if field not in self.sources[0].schema:
+            raise OptionError(f"{option}: field {field!r}; there are {list(self.sources[0].schema)}")
         role = {"tokens": "tokens", "audio": "frames"}.get(self.sources[0].schema[field].kind, "bytes")
         columns = [source.column(f"{field}.{role}") for source in self.sources]
 
@@ -90,26 +122,36 @@ class Plan:
 
         return lengths
 
+    @property
+    def repeats(self) -> int:
+        """How many rows of consecutive steps may be one sample: once an epoch, but for padding and mixtures that repeat."""
+        mixture = self.spec.order.mixture
+        if mixture is not None and mixture.get("exhaustion", "repeat") == "repeat":
+            return 1 << 62
+        return 1 if self.spec.tail == "drop_last" else 1 + -(-(self.spec.batch - 1) // max(1, self.base.n))
+
     def units(self, epoch: int) -> int:
         """Samples of an epoch, or packed rows."""
         return int(self.base.n if self.packing is None else self.packing.rows(epoch))
 
-    def batches(self, epoch: int) -> Batches:
-        """The global batches of an epoch."""
+    def step(self, number: int) -> int:
+        """The step of the epoch that is number 0, 1, ... of those made here."""
+        return self.spec.first + number * self.spec.every
+
+    def batches(self, epoch: int) -> EveryNth:
+        """The global batches of an epoch that are made here."""
         found = self._batches.get(epoch)
         if found is None:
-            found = Batches(self.units(epoch), self.spec.batch, self.spec.tail, self.spec.static)
+            every = Batches(self.units(epoch), self.spec.batch, self.spec.tail, self.spec.static)
+            found = EveryNth(every, self.spec.first, self.spec.every)
             self._batches = {epoch: found}
         return found
 
     def work(self, epoch: int, first: int, steps: int) -> Work:
         """This rank's rows of steps ``first`` to ``first + steps - 1``."""
-        batches = self.batches(epoch)
-        found = [batches.positions(step, self.spec.rank, self.spec.world) for step in range(first, first + steps)]
-        positions = np.concatenate([one for one, _ in found])
-        mask = np.concatenate([one for _, one in found])
         if self.packing is None:
-            return Work(self.base.samples(epoch, positions), positions, mask)
+            return self._stretch(epoch, first, steps)
+        positions, mask = self._positions(epoch, first, steps)
         bins = self.packing.row(epoch, positions)
         joined = Samples(
             *(
@@ -119,9 +161,29 @@ class Plan:
         )
         return Work(joined, positions, mask, bins)
 
+    def _positions(self, epoch: int, first: int, steps: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        units, (low, high) = self.units(epoch), self.batches(epoch).rows(self.spec.rank, self.spec.world)
+        begin = self.step(first) * self.spec.batch
+        starts = np.arange(steps)[:, None] * (self.spec.every * self.spec.batch) + begin
+        found = (starts + np.arange(low, high)).reshape(-1)
+        return found % units, found < units
+
+    def _stretch(self, epoch: int, first: int, steps: int) -> Work:
+        """Worked out for a few thousand rows at a time: an array operation costs about the same for ten and for a thousand."""
+        share = self.batches(epoch).share(self.spec.rank, self.spec.world)
+        length = max(steps, -(-STRETCH_ROWS // max(1, share)))
+        kept = self._kept
+        if kept is None or kept[0] != epoch or not kept[1] <= first <= first + steps <= kept[2]:
+            stop = min(len(self.batches(epoch)), first + length)
+            positions, mask = self._positions(epoch, first, stop - first)
+            kept = self._kept = (epoch, first, stop, Work(self.base.samples(epoch, positions), positions, mask))
+        rows = slice((first - kept[1]) * share, (first - kept[1] + steps) * share)
+        work = kept[3]
+        return Work(work.samples.take(rows), work.positions[rows], work.mask[rows])
+
     def rows_of(self, epoch: int, step: int, rows: NDArray[np.int64]) -> Work:
         """Any rows of a global batch, whichever rank's they are."""
-        positions = step * self.spec.batch + rows
+        positions = self.step(step) * self.spec.batch + rows
         mask, positions = positions < self.base.n, positions % self.base.n
         return Work(self.base.samples(epoch, positions), positions, mask)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ import lfdata.errors as errors
 import lfdata.transforms as T
 from lfdata.dataset import ShardDataset
 from lfdata.errors import DecoderError, FormatError, LfdataError, OptionError, SampleError, StorageError
-from lfdata.loader.fields import Errors, Filler, Part, make_filler
+from lfdata.loader.fields import Filler, Part, make_filler
 from lfdata.loader.packed import PackedFiller
 from lfdata.loader.plan import Plan, Work
-from lfdata.loader.rows import Rows
+from lfdata.loader.rows import Rows, named
 from lfdata.loader.slots import EPOCH, JOB, PHASE, STEP, STEPS, Layout, Slots
 from lfdata.loader.spec import MOST_STEPS_A_SLOT, SLOT_BYTES, Spec
 from lfdata.order.draws import uniform
+from lfdata.order.packing import Row
 from lfdata.order.samples import Samples
 
 INDEX, SOURCE, MASK = "__index__", "__source__", "__mask__"
@@ -29,6 +30,18 @@ POISON, OK, MASKED = 0xA5, 1, 0
 MOST_ATTEMPTS = 100
 # Number of the answer with which a decoder says that it is ready, or why it cannot be. Jobs count from 1.
 STARTED = 0
+
+
+Bad = dict[int, tuple[str, Exception]]
+"""Rows that failed, with the field and the error."""
+
+
+class BadRow(Exception):
+    """A bad sample stops the run: which row of the job, and the error to report."""
+
+    def __init__(self, row: int, error: Exception) -> None:
+        super().__init__(row, error)
+        self.row, self.error = row, error
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -91,7 +104,10 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """A slot is full: steps done, elements of each ragged array in it, and events."""
+    """A slot is full: steps done, elements of each ragged array in it, and events.
+
+    Fewer steps than the job has: a bad sample in the next one stops the run, and the steps before it come first.
+    """
 
     number: int
     steps: int
@@ -126,7 +142,7 @@ class Producer:
             parts.append(Part(SOURCE, layout.add(np.int64, (rows,))))
         self.status = layout.add(np.uint8, (rows,))
         for name, ops in self.ops.items():
-            filler = make_filler(self.sources, name, ops, rows, self.spec.native)
+            filler = make_filler(self.sources, name, ops, rows, self.spec.native, self.plan.repeats)
             filler.declare(layout)
             fillers.append(filler)
             parts += filler.parts
@@ -152,6 +168,8 @@ class Producer:
         found = {part.name: part for part in parts}
         if op.field not in found or any(label not in found for label in op.labels):
             raise OptionError(f"{type(op).__name__}: the loader gives no field {op.field!r} with labels {op.labels}")
+        if ragged := [label for label in op.labels if found[label].by or found[label].offsets]:
+            raise OptionError(f"{type(op).__name__}: labels of different lengths cannot be mixed: {ragged}")
         op.declare(T.Declared(found[op.field].place.shape[1:], np.dtype(found[op.field].place.dtype).name))
         extra: dict[str, tuple[Any, tuple[int, ...]]] = {
             f"{op.field}.{name}": (what.dtype, tuple(map(int, what.shape))) for name, what in op.extras().items()
@@ -172,7 +190,13 @@ class Producer:
         tell = slots.lanes[lane]
         tell[EPOCH], tell[STEP], tell[STEPS], tell[JOB] = job.epoch, job.first, job.steps, job.number
         try:
-            return self._fill(job, slots.slot(job.slot), tell, threads)
+            try:
+                return self._fill(job, slots.slot(job.slot), tell, threads)
+            except BadRow as bad:
+                steps = bad.row // max(1, self.share)
+                if not steps:
+                    return Done(job.number, 0, failure=Failure.of(bad.error, job.first))
+                return self._fill(msgspec.structs.replace(job, steps=steps), slots.slot(job.slot), tell, threads)
         except Exception as error:
             return Done(job.number, 0, failure=Failure.of(error, job.first))
         finally:
@@ -212,11 +236,13 @@ class Producer:
         (filler,) = self.fillers
         assert isinstance(filler, PackedFiller)
         rows = Rows(self.sources, work.samples, self.spec.seed)
-        bad = filler.fill_bins(rows, work.bins, arrays)
+        bad = {row: (filler.name, error) for row, error in filler.fill_bins(rows, work.bins, arrays).items()}
         if bad and self.spec.bad.policy == "stop":
-            raise bad[min(bad)]
+            row = min(bad)
+            ends = np.cumsum([len(one.samples) for one in work.bins])
+            raise BadRow(int(np.searchsorted(ends, row, side="right")), named(bad[row][1], filler.name, rows, row))
         arrays[MASK][:] = work.mask
-        events = tuple(self._event(job, rows, row, error, "mask") for row, error in sorted(bad.items()))
+        events = tuple(self._event(job, rows, row, found, "mask", work.bins) for row, found in sorted(bad.items()))
         count = len(work.positions)
         used = {part.name: int(arrays[part.by][count]) for part in self.parts if part.by}
         return Done(job.number, job.steps, used, events)
@@ -233,11 +259,12 @@ class Producer:
         """All fields of all rows; bad rows by policy. Gives the events."""
         samples, events = work.samples, []
         policy = self.spec.bad.policy
+        if policy == "replace" and any(part.by for filler in fillers for part in filler.parts):
+            policy = "mask"  # ragged samples are masked in place: a slot has room for those it was planned for
         for attempt in range(MOST_ATTEMPTS):
             rows = Rows(self.sources, samples, self.spec.seed)
             bad = fill_all(fillers, rows, arrays, threads)
-            for row, error in sorted(bad.items()):
-                events.append(self._event(job, rows, row, error, policy))
+            events += [self._event(job, rows, row, found, policy) for row, found in sorted(bad.items())]
             if not bad or policy == "mask" or policy == "stop":
                 break
             index = samples.index.copy()
@@ -246,21 +273,34 @@ class Producer:
                 index[row] = self.plan.substitute(job.epoch, position, source, attempt + 1)
             samples = Samples(samples.source, samples.epoch, index, samples.occurrence)
         else:
-            raise SampleError("replacements", f"{MOST_ATTEMPTS} replacements in turn were bad")
+            row = min(bad)
+            error = SampleError("replacements", f"{MOST_ATTEMPTS} replacements in turn were bad: {bad[row][1]}")
+            raise BadRow(row, named(error, bad[row][0], rows, row))
         if bad and policy == "stop":
-            raise bad[min(bad)]
+            raise BadRow(min(bad), named(bad[min(bad)][1], bad[min(bad)][0], rows, min(bad)))
         work.samples = samples
         status[:] = np.where(work.mask, OK, MASKED)
         for row in bad:
             status[row] = MASKED
         return events
 
-    def _event(self, job: Job, rows: Rows, row: int, error: Exception, policy: str) -> Event:
+    def _event(
+        self,
+        job: Job,
+        rows: Rows,
+        row: int,
+        found: tuple[str, Exception],
+        policy: str,
+        bins: Sequence[Row] | None = None,
+    ) -> Event:
         shard, index, key, path = rows.where(row)
-        field = error.field if isinstance(error, SampleError) else ""
+        field, error = found
         reason = error.reason if isinstance(error, SampleError | FormatError) else str(error)
+        if bins is not None:
+            row = int(np.searchsorted(np.cumsum([len(one.samples) for one in bins]), row, side="right"))
         action = {"stop": "stopped", "replace": "replaced", "mask": "masked"}[policy]
-        return Event(job.epoch, job.first + row // self.share, row % self.share, path, shard, index, key, field, reason, action)
+        step = self.plan.step(job.first + row // self.share)
+        return Event(job.epoch, step, row % self.share, path, shard, index, key, field, reason, action)
 
     def _mix(self, job: Job, work: Work, arrays: dict[str, NDArray[Any]], threads: int) -> None:
         """MixUp, CutMix, Mosaic: partners by global position; those of other ranks are decoded here too."""
@@ -268,7 +308,8 @@ class Producer:
         for number, op in enumerate(self.batch_ops):
             for step in range(job.steps):
                 here = slice(step * self.share, (step + 1) * self.share)
-                partners = T.partners(op, self.spec.seed, job.epoch, job.first + step, np.arange(first, stop), self.spec.batch)
+                at = self.plan.step(job.first + step)
+                partners = T.partners(op, self.spec.seed, job.epoch, at, np.arange(first, stop), self.spec.batch)
                 own = {name: arrays[name][here] for name in (op.field, *op.labels)}
                 kept = self._partners(job, job.first + step, partners, own, threads)
                 found = work.samples.take(here)
@@ -296,24 +337,45 @@ class Producer:
     def _foreign(self, job: Job, step: int, rows: NDArray[np.int64], threads: int) -> dict[str, NDArray[Any]]:
         """Rows of other ranks, in memory of their own. All fields: a bad one is replaced as its rank does it."""
         layout, parts = Layout(), []
-        fillers = [make_filler(self.sources, name, ops, len(rows), self.spec.native) for name, ops in self.ops.items()]
+        repeats = self.plan.repeats
+        fillers = [make_filler(self.sources, name, ops, len(rows), self.spec.native, repeats) for name, ops in self.ops.items()]
         for filler in fillers:
             filler.declare(layout)
             parts += filler.parts
         memory = bytearray(layout.bytes)
         arrays = {part.name: part.place.of(memory) for part in parts}
-        self._decode(job, self.plan.rows_of(job.epoch, step, rows), fillers, arrays, np.empty(len(rows), np.uint8), threads)
+        work = self.plan.rows_of(job.epoch, step, rows)
+        try:
+            self._decode(job, work, fillers, arrays, np.empty(len(rows), np.uint8), threads)
+        except BadRow as bad:
+            raise BadRow((step - job.first) * self.share, bad.error) from None
         return arrays
 
 
-def fill_all(fillers: Sequence[Filler], rows: Rows, arrays: dict[str, NDArray[Any]], threads: int) -> Errors:
+def fill_all(fillers: Sequence[Filler], rows: Rows, arrays: dict[str, NDArray[Any]], threads: int) -> Bad:
     """All fields of all rows; a row that fails in one is cleared in all."""
-    bad: Errors = {}
+    bad: Bad = {}
     for filler in fillers:
-        bad.update(filler.fill(rows, arrays, threads))
-    for row in bad:
-        for filler in fillers:
-            for part in filler.parts:
-                if not part.by and not part.offsets:
-                    arrays[part.name][row] = 0
+        for row, error in filler.fill(rows, arrays, threads).items():
+            bad.setdefault(row, (filler.name, error))
+    if not bad:
+        return bad
+    for part in (part for filler in fillers for part in filler.parts):
+        if part.by:
+            take_out(arrays[part.name], arrays[part.by], bad)
+        elif not part.offsets:
+            arrays[part.name][list(bad)] = 0
+    for part in (part for filler in fillers for part in filler.parts if part.offsets):
+        lengths = np.diff(arrays[part.name])
+        lengths[list(bad)] = 0
+        np.cumsum(lengths, out=arrays[part.name][1:])
     return bad
+
+
+def take_out(values: NDArray[Any], offsets: NDArray[np.int64], bad: Iterable[int]) -> None:
+    """Close the gaps that ragged values of bad rows leave."""
+    for row in sorted(bad, reverse=True):
+        first, stop, end = int(offsets[row]), int(offsets[row + 1]), int(offsets[-1])
+        if first < stop:
+            # Rows after this one that are bad too have been taken out; what moves along behind the end is not used.
+            values[first : end - (stop - first)] = values[stop:end].copy()

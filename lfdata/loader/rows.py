@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfdata.dataset import ShardDataset
+from lfdata.dataset import Ragged, ShardDataset
 from lfdata.errors import FormatError, SampleError, StorageError
+from lfdata.format.layout import SIZE_ROLES
 from lfdata.order.draws import uniform
 from lfdata.order.samples import Samples
 
@@ -30,7 +31,7 @@ class Payloads:
         bad: rows that could not be read.
     """
 
-    data: list[NDArray[np.uint8]]
+    data: Sequence[NDArray[np.uint8]] | Ragged
     sizes: dict[str, NDArray[Any]]
     present: NDArray[np.bool_]
     bad: dict[int, Exception]
@@ -79,11 +80,12 @@ class Rows:
         parts = [(where, self._read_source(number, field, where)) for number, where in self.by_source()]
         if len(parts) == 1:
             return parts[0][1]
-        whole = Payloads([np.empty(0, np.uint8)] * len(self), {}, np.zeros(len(self), bool), {})
+        data = [np.empty(0, np.uint8)] * len(self)
+        whole = Payloads(data, {}, np.zeros(len(self), bool), {})
         for where, part in parts:
             whole.present[where] = part.present
-            for place, data in zip(where.tolist(), part.data, strict=True):
-                whole.data[place] = data
+            for place, payload in zip(where.tolist(), part.data, strict=True):
+                data[place] = payload
             for role, sizes in part.sizes.items():
                 if role not in whole.sizes:
                     whole.sizes[role] = np.zeros((len(self), *sizes.shape[1:]), sizes.dtype)
@@ -98,11 +100,14 @@ class Rows:
             sizes = retried(lambda: dataset.sizes(field, indices))
         except FormatError:
             return self._one_by_one(dataset, field, indices)
-        return Payloads(list(ragged), sizes, ragged.present, {})
+        return Payloads(ragged, sizes, ragged.present, {})
 
     def _one_by_one(self, dataset: ShardDataset, field: str, indices: NDArray[np.int64]) -> Payloads:
         """After damage was met: which rows have it."""
-        found = Payloads([np.empty(0, np.uint8)] * len(indices), {}, np.zeros(len(indices), bool), {})
+        roles = [role for role in SIZE_ROLES[dataset.schema[field].kind] if role not in ("bytes", "value", "dims")]
+        sizes: dict[str, NDArray[Any]] = {role: np.zeros(len(indices), np.int64) for role in roles}
+        data = [np.empty(0, np.uint8)] * len(indices)
+        found = Payloads(data, sizes, np.zeros(len(indices), bool), {})
         for row, index in enumerate(indices.tolist()):
             one = [index]
             try:
@@ -111,11 +116,11 @@ class Rows:
             except FormatError as error:
                 found.bad[row] = error
                 continue
-            found.data[row], found.present[row] = ragged[0], ragged.present[0]
-            for role, data in sizes.items():
+            data[row], found.present[row] = ragged[0], ragged.present[0]
+            for role, column in sizes.items():
                 if role not in found.sizes:
-                    found.sizes[role] = np.zeros((len(indices), *data.shape[1:]), data.dtype)
-                found.sizes[role][row] = data[0]
+                    found.sizes[role] = np.zeros((len(indices), *column.shape[1:]), column.dtype)
+                found.sizes[role][row] = column[0]
         return found
 
 
@@ -137,3 +142,11 @@ def as_sample_error(error: Exception, field: str, rows: Rows, row: int) -> Excep
         shard, index, key, path = rows.where(row)
         error.field, error.key, error.path = field, key, f"{path}/{shard}, index {index}"
     return error
+
+
+def named(error: Exception, field: str, rows: Rows, row: int) -> Exception:
+    """The error that stops a run: damage of a file as what it is, with the sample it hit."""
+    if not isinstance(error, FormatError):
+        return as_sample_error(error, field, rows, row)
+    _, index, key, _ = rows.where(row)
+    return type(error)(error.file, error.offset, f"{error.reason} (index {index}, key {key!r}, field {field!r})")

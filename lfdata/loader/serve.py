@@ -1,22 +1,28 @@
-"""The decoder process: ``python -m lfdata.loader.serve SOCKET MEMORY`` (two inherited descriptors). Never imports torch."""
+"""The decoder process: ``python -m lfdata.loader.serve SOCKET MEMORY HELLO NUMBER`` (three inherited descriptors). Never imports torch."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import queue
+import select
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from lfdata.loader import spec as specs
 from lfdata.loader.produce import STARTED, Done, Failure, Job, Producer
 from lfdata.loader.slots import LANES, Slots
-from lfdata.loader.wire import Hello, Receiver, send
+from lfdata.loader.wire import Receiver, send, unpack
+
+# How long ending may take.
+END_SECONDS = 5.0
+# How often the decoder looks whether the trainer lives.
+LOOK_SECONDS = 1.0
 
 
 class Lanes:
@@ -37,15 +43,26 @@ class Lanes:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Finish what is in work, and end."""
+        """Drop what has not begun, finish what is in work, and end. A thread that does not come back is left to itself."""
+        with suppress(queue.Empty):
+            while True:
+                self._jobs.get_nowait()
         for _ in self._threads:
             self._jobs.put(None)
+        deadline = time.monotonic() + END_SECONDS
         for thread in self._threads:
-            thread.join()
+            # The garbage collector may close an engine in one of its own threads.
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def _work(self, lane: int) -> None:
         while (job := self._jobs.get()) is not None:
-            self._deliver(self._producer.run(job, self._slots, lane, self._producer.spec.threads))
+            try:
+                done = self._producer.run(job, self._slots, lane, self._producer.spec.threads)
+            except BaseException as error:
+                # A user's function that calls sys.exit() must not end a lane without an answer.
+                done = Done(job.number, 0, failure=Failure.of(RuntimeError(repr(error)), job.first))
+            self._deliver(done)
 
 
 def keep_memory() -> None:
@@ -63,26 +80,40 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_memory()
     connection = socket.socket(fileno=int(arguments[0]))
-    greeting = Receiver(connection, Hello)
-    hello = greeting.next()
-    if hello is None:
-        return
+    memory, greeting, number = map(int, arguments[1:])
     lock = threading.Lock()
 
-    def deliver(done: Any) -> None:
+    def deliver(done: Done) -> None:
         with lock, suppress(OSError):
-            send(connection, done)
+            try:
+                send(connection, done)
+            except Exception as error:
+                if isinstance(error, OSError):
+                    raise
+                # A message that cannot travel: say so, in its place.
+                send(connection, Done(done.number, 0, failure=Failure.of(error, 0)))
 
     try:
+        hello = unpack(os.pread(greeting, os.fstat(greeting).st_size, 0))
+        os.close(greeting)
         producer = Producer(specs.decode(hello.spec))
-        slots = Slots(hello.slots, hello.slot_bytes, int(arguments[1]), hello.lanes)
+        slots = Slots(hello.slots, hello.slot_bytes, memory, hello.lanes)
     except Exception as error:
         deliver(Done(STARTED, 0, failure=Failure.of(error, 0)))
         return
     deliver(Done(STARTED, 0))
-    lanes = Lanes(producer, slots, deliver, hello.decoder * LANES)
-    jobs = greeting.of(Job)
-    while (job := jobs.next()) is not None:
+    lanes = Lanes(producer, slots, deliver, number * LANES)
+    jobs = Receiver(connection, Job)
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    while True:
+        if not jobs.ready() and not poll.poll(LOOK_SECONDS * 1000):
+            # A child that the trainer forked keeps the socket open when the trainer is killed.
+            if os.getppid() != hello.trainer:
+                break
+            continue
+        if (job := jobs.next()) is None:
+            break
         lanes.submit(job)
     # The trainer is gone, or done with us. Lanes may be deep in native code: do not wait for them.
     os._exit(0)

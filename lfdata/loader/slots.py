@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
 import tempfile
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from lfdata.errors import LimitError
+from lfdata.errors import LimitError, StorageError
 
 ALIGN = 64
 PAGE = 4096
 LANES = 2
 # What each lane tells about its work, in the first page: job, epoch, first step, steps, phase.
 JOB, EPOCH, STEP, STEPS, PHASE = range(5)
+LANE_BYTES = 64
 PHASES = ("idle", "planning", "reading", "decoding", "finishing")
-_CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-_USED = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
+ADVICE = "Lower batch_size, prefetch or processes, or give ragged fields a fixed length"
+SHARED_MEMORY = "/dev/shm"
+_CGROUPS = Path("/sys/fs/cgroup")
+# Limit and use: version 2, version 1.
+_LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
 
 def aligned(size: int, to: int = ALIGN) -> int:
@@ -46,7 +52,7 @@ class Place:
 
     def of(self, slot: Any) -> NDArray[Any]:
         """The array, as a view of the slot's memory."""
-        count = int(np.prod(self.shape, dtype=np.int64))
+        count = math.prod(self.shape)
         return np.frombuffer(slot, self.dtype, count, self.offset).reshape(self.shape)
 
 
@@ -69,32 +75,61 @@ def available_memory() -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             left = int(line.split()[1]) * 1024
-    for limit, used in zip(_CGROUPS, _USED, strict=True):
-        try:
-            left = min(left, int(Path(limit).read_text()) - int(Path(used).read_text()))
-        except (OSError, ValueError):
-            continue
+    for group in control_groups():
+        for limit, used in _LIMITS:
+            try:
+                found = int((group / limit).read_text()) - int((group / used).read_text())
+                left = min(left, found + _page_cache(group))
+            except (OSError, ValueError):
+                continue
     return left
 
 
-def _anonymous(size: int) -> int:
-    """A descriptor of ``size`` bytes of memory that no file system knows."""
+def control_groups() -> Iterator[Path]:
+    """Directories of the memory control groups this process is in, from its own to the top."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, name = line.split(":", 2)
+        if controllers in ("", "memory"):
+            top = _CGROUPS / controllers
+            group = top / name.lstrip("/")
+            # In a container the path may be that of the host, of which only the top can be seen.
+            yield from [one for one in (group, *group.parents) if one.is_relative_to(top) and one.is_dir()]
+
+
+def _page_cache(group: Path) -> int:
+    """Bytes of files among what a group uses: they make room when memory is asked for."""
+    found = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    return sum(int(found.get(f"total_{name}", found.get(name, 0))) for name in ("active_file", "inactive_file"))
+
+
+def anonymous(name: str, size: int) -> IO[bytes]:
+    """``size`` bytes of memory that no file system knows. Raises :class:`LimitError`: /dev/shm is used, and too small."""
     if hasattr(os, "memfd_create"):
         try:
-            descriptor = os.memfd_create("lfdata-slots", os.MFD_CLOEXEC)
+            descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
         except OSError:
             pass
         else:
-            os.ftruncate(descriptor, size)
-            return descriptor
-    room = os.statvfs("/dev/shm")
-    free = room.f_bavail * room.f_frsize
-    if size > free:
-        advice = "Enlarge it (docker: --shm-size), or lower the batch size or prefetch"
-        raise LimitError("/dev/shm", None, f"the loader's slots take {size:,} bytes, {free:,} are free. {advice}")
-    with tempfile.TemporaryFile(dir="/dev/shm") as file:
-        file.truncate(size)
-        return os.dup(file.fileno())
+            file = os.fdopen(descriptor, "r+b", buffering=0)
+            file.truncate(size)
+            return file
+    return _in_shared_memory(size)
+
+
+def _in_shared_memory(size: int) -> IO[bytes]:
+    """An unlinked file, reserved whole: what /dev/shm lacks is told now, not by a SIGBUS."""
+    file = tempfile.TemporaryFile(dir=SHARED_MEMORY, buffering=0)  # noqa: SIM115 - the caller closes it
+    try:
+        os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        room = os.statvfs(file.fileno())
+        file.close()
+        free = room.f_bavail * room.f_frsize
+        reason = (
+            f"the loader takes {size:,} bytes, {free:,} are free ({error.strerror}). Enlarge it (docker: --shm-size). {ADVICE}"
+        )
+        raise LimitError(SHARED_MEMORY, None, reason) from error
+    return file
 
 
 class Slots:
@@ -113,13 +148,23 @@ class Slots:
                 raise LimitError(
                     "memory",
                     None,
-                    f"the loader's {count} slots of {self.size:,} bytes do not fit: {left:,} bytes are available. Lower the batch size, "
-                    "the prefetch or the length limits of ragged fields",
+                    f"the loader's {count} slots of {self.size:,} bytes do not fit: {left:,} bytes are available. {ADVICE}",
                 )
-            descriptor = _anonymous(total)
-        self.descriptor = descriptor
-        self._map = mmap.mmap(descriptor, total)
-        self.lanes: NDArray[np.int64] = np.frombuffer(self._map, np.int64, lanes * 8).reshape(lanes, 8)
+            try:
+                self._file = anonymous("lfdata-slots", total)
+            except OSError as error:
+                raise StorageError(SHARED_MEMORY, "reserve", error.errno, error.strerror or str(error)) from error
+        else:
+            self._file = os.fdopen(descriptor, "r+b", buffering=0)
+        self.descriptor = self._file.fileno()
+        try:
+            self._map = mmap.mmap(self.descriptor, total)
+        except OSError as error:
+            self._file.close()
+            reason = f"the loader's {count} slots of {self.size:,} bytes cannot be mapped: {error.strerror}. {ADVICE}"
+            raise LimitError("memory", None, reason) from error
+        width = LANE_BYTES // 8
+        self.lanes: NDArray[np.int64] = np.frombuffer(self._map, np.int64, lanes * width).reshape(lanes, width)
 
     def slot(self, number: int) -> memoryview:
         """One slot's memory. The mapping lives as long as any view of it."""
@@ -132,9 +177,8 @@ class Slots:
 
     def close(self) -> None:
         """Close the descriptor; the memory goes when the last view of it does."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        self._file.close()
+        self.descriptor = -1
 
 
 class Leases:

@@ -12,13 +12,23 @@ _LENGTH = struct.Struct("<Q")
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """The first message to a decoder: the spec, the slots, its place in the environment."""
+    """What a decoder is started with: the spec, the slots, and the process id of the trainer."""
 
     spec: bytes
     slots: int
     slot_bytes: int
     lanes: int
-    decoder: int
+    trainer: int
+
+
+def pack(hello: Hello) -> bytes:
+    """For the decoder's descriptor."""
+    return msgspec.msgpack.encode(hello)
+
+
+def unpack(data: bytes) -> Hello:
+    """What :func:`pack` made."""
+    return msgspec.msgpack.decode(data, type=Hello)
 
 
 def send(connection: socket.socket, message: Any) -> None:
@@ -32,11 +42,6 @@ class Receiver:
 
     def __init__(self, connection: socket.socket, kind: Any) -> None:
         self._connection, self._decoder, self._buffer = connection, msgspec.msgpack.Decoder(kind), bytearray()
-
-    def of(self, kind: Any) -> Receiver:
-        """The same stream, from here on with messages of another kind."""
-        self._decoder = msgspec.msgpack.Decoder(kind)
-        return self
 
     def next(self) -> Any:
         """The next message; ``None`` when the other end has gone."""
