@@ -43,11 +43,11 @@ typedef struct {
     int32_t *status;
 } Job;
 
-/* The weights of one axis: output i takes count[i] inputs from first[i] on, with weights at i * stride. */
+/* The weights of one axis: output i takes count[i] inputs from first[i] on, with weights at i * stride. Whole: one input each, in order. */
 typedef struct {
     int *first, *count;
     int16_t *weights;
-    int stride, outputs, capacity;
+    int stride, outputs, whole, capacity;
     size_t weights_capacity;
 } Axis;
 
@@ -136,6 +136,7 @@ static int axis_weights(Axis *axis, double low, double high, int inputs, int out
     memset(axis->weights, 0, sizeof(int16_t) * (size_t)outputs * (size_t)stride);
     axis->stride = stride;
     axis->outputs = outputs;
+    axis->whole = 1;
     for (int i = 0; i < outputs; i++) {
         double centre = low + (i + 0.5) * scale;
         int from = (int)(centre - wide + 0.5), to = (int)(centre + wide + 0.5);
@@ -185,6 +186,7 @@ static int axis_weights(Axis *axis, double low, double high, int inputs, int out
         }
         axis->first[i] = from + lead;
         axis->count[i] = count - lead;
+        axis->whole &= count - lead == 1 && axis->first[i] == axis->first[0] + i;
     }
     return OK;
 }
@@ -205,9 +207,10 @@ static void down_plain(uint8_t *out, const uint8_t *rows, size_t pitch, const in
     }
 }
 
-/* One output row of `outputs` pixels out of one input row. `step` is the distance of output pixels: negative when mirrored. */
-static void along_plain(uint8_t *out, int step, const uint8_t *row, const Axis *axis, int channels) {
-    for (int i = 0; i < axis->outputs; i++, out += step) {
+/* One output row of `outputs` pixels out of one input row. */
+static void along_plain(uint8_t *out, int flip, const uint8_t *row, const Axis *axis, int channels) {
+    for (int n = 0; n < axis->outputs; n++, out += channels) {
+        int i = flip ? axis->outputs - 1 - n : n;
         const uint8_t *from = row + (size_t)axis->first[i] * (size_t)channels;
         const int16_t *weights = axis->weights + (size_t)i * (size_t)axis->stride;
         for (int c = 0; c < channels; c++) {
@@ -249,31 +252,61 @@ __attribute__((target("avx2"))) static void down_avx2(uint8_t *out, const uint8_
     }
 }
 
-/* Three channels, four inputs at a time. Reads up to 16 bytes from a pixel on: the caller's rows have that room. */
-__attribute__((target("avx2"))) static void along_avx2(uint8_t *out, int step, const uint8_t *row, const Axis *axis) {
-    const __m128i half = _mm_set1_epi32(1 << (BITS - 1));
-    const __m128i first_two = _mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1);
-    const __m128i last_two = _mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1);
-    for (int i = 0; i < axis->outputs; i++, out += step) {
-        const uint8_t *from = row + (size_t)axis->first[i] * 3;
+/* Three channels, four inputs at a time, two rows at once. Reads up to 16 bytes from a pixel on: the caller's rows have that room. */
+__attribute__((target("avx2"))) static void along_avx2(uint8_t *out, uint8_t *out_too, int flip, const uint8_t *row,
+                                                        const uint8_t *row_too, const Axis *axis) {
+    const __m256i half = _mm256_set1_epi32(1 << (BITS - 1));
+    const __m256i first_two =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
+    const __m256i last_two =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
+    for (int n = 0; n < axis->outputs; n++, out += 3, out_too += 3) {
+        int i = flip ? axis->outputs - 1 - n : n, count = axis->count[i];
+        size_t at = (size_t)axis->first[i] * 3;
         const int16_t *weights = axis->weights + (size_t)i * (size_t)axis->stride;
-        __m128i sum = half;
-        for (int k = 0; k < axis->count[i]; k += 4) {
-            __m128i pixels = _mm_loadu_si128((const __m128i *)(from + k * 3));
+        __m256i sum = half;
+        for (int k = 0; k < count; k += 4, at += 12) {
+            __m128i pixels = _mm_loadu_si128((const __m128i *)(row + at));
+            __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(pixels), _mm_loadu_si128((const __m128i *)(row_too + at)), 1);
             int32_t a, b;
             memcpy(&a, weights + k, 4);
             memcpy(&b, weights + k + 2, 4);
-            sum = _mm_add_epi32(sum, _mm_madd_epi16(_mm_shuffle_epi8(pixels, first_two), _mm_set1_epi32(a)));
-            sum = _mm_add_epi32(sum, _mm_madd_epi16(_mm_shuffle_epi8(pixels, last_two), _mm_set1_epi32(b)));
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(both, first_two), _mm256_set1_epi32(a)));
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(both, last_two), _mm256_set1_epi32(b)));
         }
-        __m128i packed = _mm_packs_epi32(_mm_srai_epi32(sum, BITS), _mm_setzero_si128());
-        uint32_t pixel = (uint32_t)_mm_cvtsi128_si32(_mm_packus_epi16(packed, packed));
-        out[0] = (uint8_t)pixel;
-        out[1] = (uint8_t)(pixel >> 8);
-        out[2] = (uint8_t)(pixel >> 16);
+        sum = _mm256_srai_epi32(sum, BITS);
+        sum = _mm256_packs_epi32(sum, sum);
+        sum = _mm256_packus_epi16(sum, sum);
+        int32_t pixel = _mm_cvtsi128_si32(_mm256_castsi256_si128(sum)), pixel_too = _mm_cvtsi128_si32(_mm256_extracti128_si256(sum, 1));
+        /* A fourth byte is the next pixel's, which comes next; the last has none. */
+        if (n + 1 < axis->outputs) {
+            memcpy(out, &pixel, 4);
+            memcpy(out_too, &pixel_too, 4);
+        } else {
+            memcpy(out, &pixel, 3);
+            memcpy(out_too, &pixel_too, 3);
+        }
     }
 }
 #endif
+
+/* Output row `y` before its columns are filtered: in `room`, or where it lies. */
+static const uint8_t *down(const Scratch *s, const Window *window, const uint8_t *pixels, int y, uint8_t *room) {
+    const int16_t *weights = s->vertical.weights + (size_t)y * (size_t)s->vertical.stride;
+    const uint8_t *from = pixels + (size_t)s->vertical.first[y] * window->pitch;
+    int length = (int)window->pitch, count = s->vertical.count[y];
+    if (count == 1) {
+        return from;
+    }
+#if X86
+    if (has_avx2) {
+        down_avx2(room, from, window->pitch, weights, count, length);
+        return room;
+    }
+#endif
+    down_plain(room, from, window->pitch, weights, count, length);
+    return room;
+}
 
 /* The window's pixels, with 16 readable bytes behind the last, -> the job's output. */
 static int resample(Scratch *s, const Batch *batch, const Job *job, const uint8_t *pixels, const Window *window) {
@@ -282,35 +315,27 @@ static int resample(Scratch *s, const Batch *batch, const Job *job, const uint8_
         (failed = axis_weights(&s->horizontal, window->x0, window->x1, window->columns, batch->width))) {
         return failed;
     }
-    size_t pitch = window->pitch;
-    int length = window->columns * channels;
-    GROW(s->rows, s->rows_capacity, (size_t)length + 64);
-    for (int y = 0; y < batch->height; y++) {
-        const int16_t *weights = s->vertical.weights + (size_t)y * (size_t)s->vertical.stride;
-        const uint8_t *from = pixels + (size_t)s->vertical.first[y] * pitch;
-        const uint8_t *row = s->rows;
-        if (s->vertical.count[y] == 1) {
-            row = from;
-        } else if (has_avx2) {
-#if X86
-            down_avx2(s->rows, from, pitch, weights, s->vertical.count[y], length);
-#endif
-        } else {
-            down_plain(s->rows, from, pitch, weights, s->vertical.count[y], length);
-        }
-        uint8_t *out = job->out + (size_t)y * (size_t)batch->width * (size_t)channels;
-        int step = channels;
-        if (job->flip) {
-            out += (size_t)(batch->width - 1) * (size_t)channels;
-            step = -channels;
+    size_t length = (size_t)window->columns * (size_t)channels, row_bytes = (size_t)batch->width * (size_t)channels;
+    GROW(s->rows, s->rows_capacity, 2 * (length + 64));
+    for (int y = 0; y < batch->height; y += 2) {
+        int y_too = y + 1 < batch->height ? y + 1 : y;
+        uint8_t *out = job->out + (size_t)y * row_bytes, *out_too = job->out + (size_t)y_too * row_bytes;
+        const uint8_t *row = down(s, window, pixels, y, s->rows);
+        const uint8_t *row_too = y_too == y ? row : down(s, window, pixels, y_too, s->rows + length + 64);
+        if (s->horizontal.whole && !job->flip) {
+            size_t from = (size_t)s->horizontal.first[0] * (size_t)channels;
+            memcpy(out, row + from, row_bytes);
+            memcpy(out_too, row_too + from, row_bytes);
+            continue;
         }
 #if X86
         if (has_avx2 && channels == 3) {
-            along_avx2(out, step, row, &s->horizontal);
+            along_avx2(out, out_too, job->flip, row, row_too, &s->horizontal);
             continue;
         }
 #endif
-        along_plain(out, step, row, &s->horizontal, channels);
+        along_plain(out, job->flip, row, &s->horizontal, channels);
+        along_plain(out_too, job->flip, row_too, &s->horizontal, channels);
     }
     return OK;
 }

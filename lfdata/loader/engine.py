@@ -9,9 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Protocol
 
 from lfdata.errors import DecoderError
@@ -152,8 +155,9 @@ class ProcessEngine:
             with anonymous("lfdata-hello", len(greeting)) as file:
                 file.write(greeting)
                 file.flush()
-                for number in range(processes):
-                    self._decoders.append(_Decoder(self.slots.descriptor, file.fileno(), number, stall_seconds))
+                with uninterrupted():
+                    for number in range(processes):
+                        self._decoders.append(_Decoder(self.slots.descriptor, file.fileno(), number, stall_seconds))
         except OSError as error:
             self.close()
             raise DecoderError(f"the decoder cannot be started: {error}") from error
@@ -272,6 +276,23 @@ class ProcessEngine:
                     decoder.wait(0.2)
             self._decoders.clear()
             self.slots.close()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C takes effect afterwards: while a process is being started it would leave one that nobody knows, and waits for."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(*came[0])
 
 
 def signal_name(number: int) -> str:

@@ -128,9 +128,9 @@ class ScalarFiller(Filler):
         del threads
         for number, where in rows.by_source():
             source, indices = self.sources[number], rows.samples.index[where]
-            arrays[self.name][where] = source.read_many(indices, [self.name], decode=False)[self.name]
+            arrays[self.name][where] = retried(partial(source.read_many, indices, [self.name], decode=False))[self.name]
             if self._optional:
-                arrays[self.name + PRESENT][where] = source.present_at(self.name, indices)
+                arrays[self.name + PRESENT][where] = retried(partial(source.present_at, self.name, indices))
         return {}
 
 
@@ -259,8 +259,8 @@ class AudioFiller(Filler):
         present = np.zeros(len(rows), bool)
         for number, where in rows.by_source():
             source, indices = self.sources[number], rows.samples.index[where]
-            lengths[where] = source.sizes(self.name, indices)["frames"]
-            present[where] = source.present_at(self.name, indices)
+            lengths[where] = retried(partial(source.sizes, self.name, indices))["frames"]
+            present[where] = retried(partial(source.present_at, self.name, indices))
         self._set_present(arrays, present)
         starts, taken = window.window(lengths, lambda operation, count: rows.uniform(f"{self.name}/{operation}", count))
         counts[:] = taken
@@ -503,8 +503,8 @@ class MapFiller(Filler):
         present = np.ones(len(rows), bool)
         for number, where in rows.by_source():
             source, indices = self.sources[number], rows.samples.index[where]
-            present[where] = source.present_at(self.name, indices)
-            values = source.read_many(indices, [self.name], decode=False)[self.name]
+            present[where] = retried(partial(source.present_at, self.name, indices))
+            values = retried(partial(source.read_many, indices, [self.name], decode=False))[self.name]
             for row, value in zip(where.tolist(), values, strict=True):
                 if not present[row]:
                     arrays[self.name][row] = 0

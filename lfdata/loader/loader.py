@@ -9,6 +9,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +272,7 @@ class Loader:
             "world_size": self._spec.world,
             "accumulate": self._accumulate,
             "identity": self._spec.identity,
-            "build": build(),
+            "build": dict(build()),
         }
 
     def end_of(self, epoch: int) -> dict[str, Any]:
@@ -367,7 +368,8 @@ def source_spec(path: Path, where: Where | None) -> SourceSpec:
     return SourceSpec(str(dataset.path.resolve()), digest.hexdigest(), bitmap, dataset.path.name)
 
 
-def build() -> dict[str, str]:
+@cache
+def build() -> Mapping[str, str]:
     """What decodes: libraries and versions."""
     return {name: str(value) for name, value in native_report().items() if name != "why"} | {"pil": str(pil_report())}
 

@@ -72,7 +72,7 @@ class Layout:
 def available_memory() -> int:
     """Bytes that may still be used here: what the machine has, and what the control group allows."""
     left = 1 << 62
-    for line in Path("/proc/meminfo").read_text().splitlines():
+    for line in _lines("/proc/meminfo"):
         if line.startswith("MemAvailable:"):
             left = int(line.split()[1]) * 1024
     for group in control_groups():
@@ -85,9 +85,17 @@ def available_memory() -> int:
     return left
 
 
+def _lines(path: str) -> list[str]:
+    """A file of the kernel's; nothing where it cannot be read."""
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
 def control_groups() -> Iterator[Path]:
     """Directories of the memory control groups this process is in, from its own to the top."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for line in _lines("/proc/self/cgroup"):
         _, controllers, name = line.split(":", 2)
         if controllers in ("", "memory"):
             top = _CGROUPS / controllers

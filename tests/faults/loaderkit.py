@@ -248,5 +248,11 @@ def script(code: str, *arguments: str | Path, **more: Any) -> subprocess.Complet
     env = environment()
     env["PYTHONPATH"] += os.pathsep + here
     return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=120, check=False, **more
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **more,
     )

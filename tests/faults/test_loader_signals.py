@@ -174,6 +174,7 @@ def interrupt(place: Path, body: Callable[[Tell], None], delay: float = 0.0) -> 
             body(tell)
         except KeyboardInterrupt:
             interrupted = True
+        tell(f"{time.monotonic()}")
         # Not before: the traceback has the loop's variables.
         after = census()
         assert after == before, (before, after)
@@ -184,9 +185,11 @@ def interrupt(place: Path, body: Callable[[Tell], None], delay: float = 0.0) -> 
         pids = [int(pid) for pid in trainer.line().split()]
         assert trainer.line() == "there"
         time.sleep(delay)
+        began = time.monotonic()
         trainer.signal(signal.SIGINT, group=True)
-        status = trainer.end(5)
+        status = trainer.end(40)
         assert (status, trainer.noise()) == (42, ""), trainer.noise()
+        assert float(trainer.told.read()) - began < 5
         assert gone(pids)
 
 

@@ -178,7 +178,9 @@ def epoch_of(loaders: Sequence[Loader]) -> list[dict[str, np.ndarray]]:
 def same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
     """Equality to the bit."""
     return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and one[name].shape == other[name].shape and one[name].tobytes() == other[name].tobytes()
+        one[name].dtype == other[name].dtype
+        and one[name].shape == other[name].shape
+        and one[name].tobytes() == other[name].tobytes()
         for name in one
     )
 
@@ -186,23 +188,6 @@ def same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool
 def indices(batches: Iterable[Mapping[str, Any]]) -> list[int]:
     """All indices."""
     return [int(index) for batch in batches for index in batch["__index__"]]
-
-
-def double(value: Any) -> np.ndarray:
-    """For Map: the sum of an array, twice."""
-    return np.array([2 * float(np.asarray(value).sum())], np.float64)
-
-
-def noisy(value: Any, generator: np.random.Generator) -> np.ndarray:
-    """For Map, random: a value and a draw."""
-    return np.array([float(value), generator.random()], np.float64)
-
-
-def refuses_sevens(value: Any) -> np.ndarray:
-    """For Map: fails for every seventh."""
-    if int(value) % 7 == 3:
-        raise ValueError("a seventh")
-    return np.array([int(value)], np.int64)
 
 
 BAD_HOW: dict[str, Any] = {"most_bad_rate": 1.0}

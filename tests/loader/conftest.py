@@ -6,9 +6,12 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import batchkit
 import pytest
+
+from lfdata.loader.engine import ProcessEngine
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +55,18 @@ def more_numbers(sets: Path) -> Path:
 def pictures(sets: Path) -> Path:
     """48 pictures with labels."""
     return batchkit.write_pictures(sets / "pictures", 48)
+
+
+@pytest.fixture
+def decoders_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer does not make the first batches while the decoder processes start: every batch is theirs."""
+    begin = ProcessEngine.__init__
+
+    def begun(self: ProcessEngine, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        self._helps = False
+
+    monkeypatch.setattr(ProcessEngine, "__init__", begun)
 
 
 BAD = tuple(range(3, 48, 7))

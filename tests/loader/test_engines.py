@@ -24,6 +24,7 @@ FIELDS: dict[str, Any] = {
     "caption": None,
     "about": None,
 }
+pytestmark = pytest.mark.usefixtures("decoders_alone")
 ENGINES = [
     {"engine": "inline", "threads": 3},
     {"engine": "thread", "threads": 1, "prefetch": 4},
@@ -110,6 +111,6 @@ def test_ragged_rows_that_fail_are_empty(sets: Path, policy: str) -> None:
 
 
 def test_callables_of_the_user_give_the_same_in_every_process(complete: Path) -> None:
-    fields = {"label": [T.Map("batchkit:noisy", (2,), "float64", random=True)], "box": [T.Map("batchkit:double", (1,), "float64")]}
+    fields = {"label": [T.Map("mapkit:noisy", (2,), "float64", random=True)], "box": [T.Map("mapkit:double", (1,), "float64")]}
     plain = digests(Loader(complete, 8, fields, engine="inline"))
     assert digests(Loader(complete, 8, fields, engine="process", processes=3)) == plain

@@ -7,17 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import batchkit
+import mapkit
 import msgspec
 import numpy as np
 import pytest
 import torch
 from batchkit import NAMES, OPTIONAL, PAD, lacks, poisoned
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shardkit import Part, write_dataset
 
 import lfdata.transforms as T
 from lfdata import Loader, ShardDataset
+from lfdata.codecs.registry import make_encoder
 from lfdata.errors import KeyMissingError, OptionError
+from lfdata.format.meta import FieldMeta
+from lfdata.loader.fields import largest_sum
 
-MAP = {"box": [T.Map("batchkit:double", (1,), "float64")], "label": [T.Map("batchkit:noisy", (2,), "float64", random=True)]}
+MAP = {"box": [T.Map("mapkit:double", (1,), "float64")], "label": [T.Map("mapkit:noisy", (2,), "float64", random=True)]}
 FIXED: dict[str, Any] = {
     "image": [T.CenterCrop(24)],
     "picture": [T.Resize((6, 5))],
@@ -114,10 +121,14 @@ def test_tokens_are_cut_and_filled_where_asked(complete: Path, side: str, trunca
 def test_random_windows_of_recordings_are_parts_of_them(complete: Path) -> None:
     data, starts = ShardDataset(complete), set()
     for batch in Loader(complete, 8, {"sound": [T.AudioWindow(50, random=True)]}, engine="inline"):
-        for values, count, index in zip(batch["sound"], batch["sound.count"].tolist(), batch["__index__"].tolist(), strict=True):
+        for values, count, index in zip(
+            batch["sound"], batch["sound.count"].tolist(), batch["__index__"].tolist(), strict=True
+        ):
             stored = data[index]["sound"].samples
             assert count == min(50, len(stored)) and not values[count:].any()
-            fits = [at for at in range(len(stored) - count + 1) if np.array_equal(stored[at : at + count], values[:count].numpy())]
+            fits = [
+                at for at in range(len(stored) - count + 1) if np.array_equal(stored[at : at + count], values[:count].numpy())
+            ]
             assert fits
             starts.add(fits[0])
     assert len(starts) > 3
@@ -139,7 +150,7 @@ def test_map_takes_decoded_values_and_draws_that_belong_to_the_sample(complete: 
                 assert batch["box"].dtype == torch.float64 and batch["box"].shape[1:] == (1,)
                 for number, index in enumerate(batch["__index__"].tolist()):
                     sample = data[index]
-                    assert batch["box"][number].tolist() == batchkit.double(sample["box"]).tolist()
+                    assert batch["box"][number].tolist() == mapkit.double(sample["box"]).tolist()
                     value, draw = batch["label"][number].tolist()
                     assert value == int(sample["label"]) and drawn.setdefault(index, draw) == draw
     assert len(set(drawn.values())) == len(drawn) == len(data)
@@ -147,7 +158,9 @@ def test_map_takes_decoded_values_and_draws_that_belong_to_the_sample(complete: 
 
 def test_a_mixture_says_whose_each_row_is(complete: Path, other: Path) -> None:
     data = [ShardDataset(complete), ShardDataset(other)]
-    loader = poisoned(Loader([complete, other], 6, ["ids", "label", "image"], mixture={"block": 16}, engine="inline", tail="pad"))
+    loader = poisoned(
+        Loader([complete, other], 6, ["ids", "label", "image"], mixture={"block": 16}, engine="inline", tail="pad")
+    )
     sources = set()
     for batch in loader:
         for number, found in enumerate(each(batch, "ids")):
@@ -181,6 +194,21 @@ def test_a_repeating_source_has_room(tmp_path: Path, numbers: Path) -> None:
     assert sum(len(each(batch, "ids")) for batch in loader) == 320
 
 
+@settings(deadline=None, max_examples=80)
+@given(st.lists(st.integers(0, 30), max_size=4), st.integers(0, 5), st.integers(1, 3))
+def test_the_room_of_ragged_fields_is_the_most_that_can_come(sizes: list[int], rows: int, repeats: int) -> None:
+    """Against all ways to choose the rows."""
+    ways = (way for way in itertools.product(range(len(sizes)), repeat=min(rows, repeats * len(sizes))))
+    most = max(
+        (sum(sizes[n] for n in way) for way in ways if all(way.count(n) <= repeats for n in set(way))),
+        default=0,
+    )
+    room = largest_sum(np.array(sizes, np.int64), rows, repeats)
+    assert most <= room <= max(sizes, default=0) * rows
+    if repeats == 1 or rows <= repeats:
+        assert room == most
+
+
 def test_all_fields_are_the_default(numbers: Path) -> None:
     (batch, *_) = Loader(numbers, 4, engine="inline")
     assert batch.keys() == {"__index__", "__mask__", "label", "ids", "ids.offsets"}
@@ -195,7 +223,7 @@ def test_all_fields_are_the_default(numbers: Path) -> None:
         ({"label": [T.Tokens(3)]}, "label"),
         ({"caption": [T.Tokens(3)]}, "Tokens"),
         ({"sound": [T.AudioWindow(3), T.AudioWindow(3)]}, "sound"),
-        ({"box": [T.Map("batchkit:nothing", (1,), "uint8")]}, "batchkit:nothing"),
+        ({"box": [T.Map("mapkit:nothing", (1,), "uint8")]}, "mapkit:nothing"),
     ],
 )
 def test_transforms_that_do_not_fit_are_refused(complete: Path, fields: Any, what: str) -> None:
@@ -211,3 +239,16 @@ def test_a_field_that_is_not_there_is_named(complete: Path) -> None:
 def test_lacks_is_what_the_data_sets_hold(kinds: Path) -> None:
     data = ShardDataset(kinds)
     assert all((data[n][name] is None) == lacks(n, name) for n in range(len(data)) for name in NAMES)
+
+
+def test_grey_pictures_have_one_channel_unless_there_are_others(tmp_path: Path) -> None:
+    encoder = make_encoder("image", {"codec": "png"})
+    grey, colour = batchkit.pixels(0, 9, 8)[:, :, :1].copy(), batchkit.pixels(1, 9, 8)
+    for name, kept in (("grey", [grey, grey]), ("both", [grey, colour])):
+        rows = [(b"%d" % number, {"x": encoder.encode(picture)}) for number, picture in enumerate(kept)]
+        write_dataset(tmp_path / name, [FieldMeta("x", "image", encoder.params)], [Part(rows)], name=name)
+        channels = max(picture.shape[2] for picture in kept)
+        for ops in (None, [T.CenterCrop((9, 8))]):
+            (batch,) = Loader(tmp_path / name, 2, {"x": ops}, engine="inline", shuffle="sequential")
+            found = batch["x"].numpy().reshape(2, 9, 8, channels)
+            assert all((mine == picture).all() for mine, picture in zip(found, kept, strict=True))

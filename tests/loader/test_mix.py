@@ -30,7 +30,9 @@ def ranks(path: Path, world: int, op: Any, **options: Any) -> list[Loader]:
 @pytest.mark.parametrize("world", [2, 4, 8])
 def test_the_same_for_any_world(pictures: Path, op: str, world: int) -> None:
     for tail in ("drop_last", "pad"):
-        expected, found = (epoch_of(ranks(pictures, count, OPS[op], tail=tail, where=np.arange(48) < 45)) for count in (1, world))
+        expected, found = (
+            epoch_of(ranks(pictures, count, OPS[op], tail=tail, where=np.arange(48) < 45)) for count in (1, world)
+        )
         assert len(found) == len(expected) > 4 and all(map(same, found, expected))
 
 
@@ -53,9 +55,7 @@ def test_partners_labels_are_those_of_the_partners(pictures: Path, op: str) -> N
 
 @pytest.mark.parametrize("policy", ["replace", "mask"])
 def test_partners_that_are_bad_are_the_same_on_every_rank(damaged: Path, policy: str) -> None:
-    expected, *others = (
-        epoch_of(ranks(damaged, world, OPS["mixup"], bad_samples=policy, **BAD_HOW)) for world in (1, 2, 4)
-    )
+    expected, *others = (epoch_of(ranks(damaged, world, OPS["mixup"], bad_samples=policy, **BAD_HOW)) for world in (1, 2, 4))
     for found in others:
         assert all(map(same, found, expected))
 
