@@ -37,7 +37,10 @@ def until_busy(one: Any, door: Path, first: int, what: str = "wait") -> tuple[An
     return batches, decoders(one)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+_LONG = [pytest.param(number, marks=pytest.mark.fault) for number in (signal.SIGSEGV, signal.SIGTERM)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, *_LONG])
 def test_a_killed_decoder_is_reported(dataset: Path, place: Path, monkeypatch: Any, number: signal.Signals) -> None:
     door = gate(place, monkeypatch)
     with nothing_left():
@@ -58,6 +61,7 @@ def test_a_killed_decoder_is_reported(dataset: Path, place: Path, monkeypatch: A
         del one, batches, caught
 
 
+@pytest.mark.fault
 def test_what_was_finished_before_the_death_comes_first(dataset: Path) -> None:
     with nothing_left():
         one = loader(dataset, prefetch=4)
@@ -75,6 +79,7 @@ def test_what_was_finished_before_the_death_comes_first(dataset: Path) -> None:
         del one, batches, found
 
 
+@pytest.mark.fault
 def test_one_of_three_decoders(dataset: Path, place: Path, monkeypatch: Any) -> None:
     door = gate(place, monkeypatch)
     with nothing_left():
@@ -135,7 +140,7 @@ def test_the_stderr_of_the_decoder_is_the_trainers(dataset: Path, place: Path, m
     assert set(capfd.readouterr().err.splitlines()) == {"a word of the decoder"}
 
 
-@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("processes", [1, pytest.param(3, marks=pytest.mark.fault)])
 def test_a_stopped_decoder_is_reported(dataset: Path, place: Path, monkeypatch: Any, processes: int) -> None:
     door = gate(place, monkeypatch)
     with nothing_left():
@@ -145,13 +150,14 @@ def test_a_stopped_decoder_is_reported(dataset: Path, place: Path, monkeypatch: 
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         began = time.monotonic()
-        with pytest.raises(DecoderError, match=rf"no batch for 1 s .*{pids[0]}.*step 5 from s0000.*stall_seconds"):
+        with pytest.raises(DecoderError, match=r"no batch for 1 s .*process \d+.*step [5-9] from s0000.*stall_seconds"):
             next(batches)
         assert 0.9 < time.monotonic() - began < SOON
         assert gone(pids)
         del one, batches
 
 
+@pytest.mark.fault
 def test_a_stopped_decoder_does_not_hold_up_close(dataset: Path) -> None:
     with nothing_left():
         one = loader(dataset)
@@ -256,6 +262,7 @@ def test_a_bad_spec(dataset: Path, monkeypatch: Any) -> None:
     fails(dataset, DecoderError, "DecodeError")
 
 
+@pytest.mark.fault
 def test_a_bad_hello(dataset: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(engines, "pack", lambda hello: b"\xc1rubbish")
     fails(dataset, DecoderError, "DecodeError")
@@ -268,6 +275,7 @@ def test_missing_descriptors(dataset: Path, monkeypatch: Any, capfd: Any) -> Non
     assert "Bad file descriptor" in capfd.readouterr().err
 
 
+@pytest.mark.fault
 def test_a_data_set_that_went_away(dataset: Path) -> None:
     with nothing_left():
         one = loader(dataset)
@@ -277,12 +285,14 @@ def test_a_data_set_that_went_away(dataset: Path) -> None:
         del one
 
 
+@pytest.mark.fault
 def test_the_decoder_by_hand() -> None:
     command = [sys.executable, "-m", "lfdata.loader.serve", "97", "98", "99", "0"]
     ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1 and "Bad file descriptor" in ended.stderr
 
 
+@pytest.mark.fault
 def test_a_module_in_the_working_directory_hides_none(dataset: Path, place: Path, monkeypatch: Any) -> None:
     (place / "queue.py").write_text("raise RuntimeError('not this one')")
     monkeypatch.chdir(place)
@@ -315,6 +325,7 @@ def test_most_decoders_leave_room_for_the_callers_lane() -> None:
     assert (engines.MOST_DECODERS * LANES + 1) * LANE_BYTES <= PAGE
 
 
+@pytest.mark.fault
 def test_an_answer_that_cannot_travel(dataset: Path, place: Path, monkeypatch: Any) -> None:
     """A message with a lone surrogate (a file's name that is not UTF-8) is told in its place, not lost."""
     popen = subprocess.Popen

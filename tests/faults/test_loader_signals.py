@@ -30,7 +30,7 @@ def door(place: Path, monkeypatch: Any) -> Path:
 
 def mine() -> set[str]:
     """What lies in /dev/shm and could be of a loader."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith(("lfdata-slots", "lfdata-hello", "tmp"))}
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("lfdata-slots", "lfdata-hello"))}
 
 
 # -- SIGKILL ----------------------------------------------------------------------------------------------------------------
@@ -77,6 +77,7 @@ def test_killed_while_it_waits_and_the_decoder_works(dataset: Path, place: Path,
     kill_trainer(place, body, dataset)
 
 
+@pytest.mark.fault
 def test_killed_while_its_decoder_is_stopped(dataset: Path, place: Path, door: Path) -> None:
     kill_trainer(place, lambda batches, tell: tell("there"), dataset, stop=True)
 
@@ -101,6 +102,7 @@ def test_killed_while_a_child_of_its_lives_on(dataset: Path, place: Path, door: 
         door.touch()
 
 
+@pytest.mark.fault
 def test_killed_again_and_again_then_started_without_cleaning(dataset: Path, place: Path, door: Path) -> None:
     rng = random.Random(1)
     pids: list[int] = []
@@ -203,7 +205,7 @@ def batches_of(dataset: Path, tell: Tell, count: int, **options: Any) -> Any:
     return batches
 
 
-@pytest.mark.parametrize("engine", ["process", "thread"])
+@pytest.mark.parametrize("engine", ["process", pytest.param("thread", marks=pytest.mark.fault)])
 def test_interrupted_between_batches(dataset: Path, place: Path, door: Path, engine: str) -> None:
     def body(tell: Tell) -> None:
         batches = batches_of(dataset, tell, 2, engine=engine)
@@ -214,7 +216,7 @@ def test_interrupted_between_batches(dataset: Path, place: Path, door: Path, eng
     interrupt(place, body)
 
 
-@pytest.mark.parametrize("engine", ["process", "thread"])
+@pytest.mark.parametrize("engine", ["process", pytest.param("thread", marks=pytest.mark.fault)])
 def test_interrupted_while_it_waits(dataset: Path, place: Path, door: Path, engine: str) -> None:
     door.write_text("wait 20")
 
@@ -229,7 +231,7 @@ def test_interrupted_while_it_waits(dataset: Path, place: Path, door: Path, engi
     interrupt(place, body, delay=0.3)
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.02, 0.1])
+@pytest.mark.parametrize("delay", [0.0, *(pytest.param(delay, marks=pytest.mark.fault) for delay in (0.02, 0.1))])
 def test_interrupted_before_the_first_batch(dataset: Path, place: Path, door: Path, delay: float) -> None:
     door.write_text("wait 0")
 
@@ -283,12 +285,12 @@ def random_interrupts(dataset: Path, place: Path, count: int, seed: int) -> None
 
 
 def test_interrupted_at_random(dataset: Path, place: Path, door: Path) -> None:
-    random_interrupts(dataset, place, 4, 1)
+    random_interrupts(dataset, place, 2, 1)
 
 
 @pytest.mark.fault
 def test_interrupted_at_random_often(dataset: Path, place: Path, door: Path) -> None:
-    random_interrupts(dataset, place, 150, 2)
+    random_interrupts(dataset, place, 100, 2)
 
 
 # -- the end of the program -------------------------------------------------------------------------------------------------
@@ -302,7 +304,12 @@ print(*loaderkit.decoders(ones[0]))
 """
 
 
-@pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise KeyboardInterrupt", "ones[0].me = iterators"])
+_LONG = [
+    pytest.param(end, marks=pytest.mark.fault) for end in ("sys.exit(3)", "raise KeyboardInterrupt", "ones[0].me = iterators")
+]
+
+
+@pytest.mark.parametrize("end", ["", *_LONG])
 def test_a_program_that_ends_while_it_iterates(dataset: Path, end: str) -> None:
     began = time.monotonic()
     ended = script(_ENDS + end, dataset)
@@ -313,6 +320,7 @@ def test_a_program_that_ends_while_it_iterates(dataset: Path, end: str) -> None:
     assert gone([int(ended.stdout)])
 
 
+@pytest.mark.fault
 def test_the_trainers_that_wait_are_really_waiting(dataset: Path, place: Path, door: Path) -> None:
     """The tests above rest on it: samples behind the gate are in work in the decoder."""
     door.write_text("wait 20")

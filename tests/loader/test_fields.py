@@ -238,7 +238,8 @@ def test_a_field_that_is_not_there_is_named(complete: Path) -> None:
 
 def test_lacks_is_what_the_data_sets_hold(kinds: Path) -> None:
     data = ShardDataset(kinds)
-    assert all((data[n][name] is None) == lacks(n, name) for n in range(len(data)) for name in NAMES)
+    for name in NAMES:
+        assert data.present(name).tolist() == [not lacks(number, name) for number in range(len(data))]
 
 
 def test_grey_pictures_have_one_channel_unless_there_are_others(tmp_path: Path) -> None:

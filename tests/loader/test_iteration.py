@@ -146,7 +146,7 @@ def test_closed_and_used_again(pictures: Path, options: dict[str, Any]) -> None:
 @each_engine
 def test_a_loader_that_is_forgotten_leaves_nothing(pictures: Path, options: dict[str, Any]) -> None:
     before, threads, descriptors = children(), threading.active_count(), len(os.listdir("/proc/self/fd"))
-    for _ in range(3):
+    for _ in range(2):
         loader = Loader(pictures, 4, FIELDS, **options)
         batches = iter(loader)
         kept = next(batches)

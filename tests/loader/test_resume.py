@@ -65,7 +65,7 @@ def test_the_rest_is_what_the_uninterrupted_run_gives(case: str, request: pytest
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("step", [0, 1, 3])
+@pytest.mark.parametrize("step", [0, 3])
 def test_another_world_size_goes_on_from_the_same_sample(case: str, step: int, request: pytest.FixtureRequest) -> None:
     whole = epoch_of([make(case, request)])
     for before, after in ((1, 2), (2, 4), (4, 1), (2, 8)):
