@@ -19,7 +19,6 @@ from typing import Protocol
 
 from lfdata.errors import DecoderError
 from lfdata.loader import spec as specs
-from lfdata.loader.fields import MapFiller
 from lfdata.loader.produce import STARTED, Done, Job, Producer
 from lfdata.loader.serve import END_SECONDS, Lanes
 from lfdata.loader.slots import EPOCH, JOB, LANE_BYTES, LANES, PAGE, PHASE, PHASES, STEP, STEPS, Slots, anonymous
@@ -148,7 +147,7 @@ class ProcessEngine:
         self._producer, self._stall = producer, stall_seconds
         self._decoders: list[_Decoder] = []
         self._early: deque[Job] = deque()
-        self._helps = not any(isinstance(filler, MapFiller) for filler in producer.fillers)
+        self._helps = not any(filler.calls_user for filler in producer.fillers)
         self._owner, self._began = os.getpid(), time.monotonic()
         try:
             greeting = pack(Hello(specs.encode(producer.spec), slots, producer.layout.bytes, lanes, self._owner))

@@ -54,6 +54,7 @@ class Filler:
         self.repeats = 1
         self.parts: list[Part] = []
         # A field that every sample must have needs no column that says so.
+        self.calls_user = False
         self._optional = any(has_absent(source, name) for source in sources)
 
     def declare(self, layout: Layout) -> None:
@@ -358,17 +359,24 @@ class BytesFiller(Filler):
 
 
 class ImageFiller(Filler):
-    """A fixed size: (rows, height, width, channels) uint8. Otherwise pixels one after the other, offsets, and shapes."""
+    """A fixed size: (rows, height, width, channels) uint8. Otherwise pixels one after the other, offsets, and shapes. A Map at the end
+    takes the pixels of a fixed size and gives what it declares.
+    """
 
     def __init__(
         self, sources: Sequence[ShardDataset], name: str, rows: int, ops: Sequence[Any], native: bool | None = None
     ) -> None:
         super().__init__(sources, name, rows)
+        self._map = ops[-1] if ops and isinstance(ops[-1], T.Map) else None
+        if self._map is not None:
+            self._map.resolve()
+            self._map_place, self.calls_user = len(ops) - 1, True
+            ops = ops[:-1]
         self._geometry = [op for op in ops if isinstance(op, T.GEOMETRY)]
         self._pixels = [(place, op) for place, op in enumerate(ops) if isinstance(op, T.PIXELS)]
         if len(self._geometry) + len(self._pixels) != len(ops) or list(ops[: len(self._geometry)]) != self._geometry:
             raise OptionError(
-                f"field {name!r}: sizes and crops first, then pixel operations; not {[type(op).__name__ for op in ops]}"
+                f"field {name!r}: sizes and crops first, then pixel operations, then a Map; not {[type(op).__name__ for op in ops]}"
             )
         self.size = T.output_size(self._geometry)
         found = {int(c) for source in sources for c in np.unique(source.column(f"{name}.channels")[source.present(name)])}
@@ -377,7 +385,11 @@ class ImageFiller(Filler):
         self._decoders = [CropDecoder(source.schema[name].params, channels=self.channels, native=native) for source in sources]
 
     def declare(self, layout: Layout) -> None:
-        if self.size is not None:
+        if self._map is not None:
+            if self.size is None:
+                raise OptionError(f"field {self.name!r}: pixels for a Map must have a fixed size: end the geometry with a crop")
+            self._add(layout, "", np.dtype(self._map.dtype), (self.rows, *self._map.shape))
+        elif self.size is not None:
             self._add(layout, "", np.uint8, (self.rows, *self.size, self.channels))
         else:
             if self._geometry:
@@ -398,6 +410,9 @@ class ImageFiller(Filler):
         found = rows.read(self.name)
         self._set_present(arrays, found.present)
         out = arrays[self.name]
+        if self._map is not None and self.size is not None:
+            out[:] = 0
+            out = np.zeros((len(rows), *self.size, self.channels), np.uint8)
         bad = dict(found.bad)
         good = np.array([row for row in np.flatnonzero(found.present).tolist() if row not in bad], np.int64)
         if self.size is None:
@@ -440,7 +455,21 @@ class ImageFiller(Filler):
             for row in good.tolist():
                 if row not in bad:
                     op.apply(out[row], u[row])
+        if self._map is not None:
+            self._mapped(rows, out, arrays[self.name], good, bad)
         return bad
+
+    def _mapped(self, rows: Rows, pixels: NDArray[np.uint8], out: NDArray[Any], good: NDArray[np.int64], bad: Errors) -> None:
+        """The user's function of every picture."""
+        assert self._map is not None
+        draws = rows.uniform(f"{self.name}/{self._map_place}/Map", self._map.draws)
+        for row in good.tolist():
+            if row in bad:
+                continue
+            try:
+                out[row] = self._map.apply(pixels[row], draws[row])
+            except SampleError as error:
+                bad[row] = as_sample_error(error, self.name, rows, row)
 
     def _whole(
         self, rows: Rows, found: Payloads, arrays: dict[str, NDArray[Any]], good: NDArray[np.int64], bad: Errors, threads: int
@@ -476,6 +505,7 @@ class MapFiller(Filler):
 
     def __init__(self, sources: Sequence[ShardDataset], name: str, rows: int, op: Any) -> None:
         super().__init__(sources, name, rows)
+        self.calls_user = True
         self._op = op
         op.resolve()
 

@@ -27,10 +27,11 @@ from lfdata.loader.engine import MOST_DECODERS
 from lfdata.loader.fields import Part
 from lfdata.loader.pipeline import Pipeline, start, stop
 from lfdata.loader.produce import Event, Producer
-from lfdata.loader.spec import BadSpec, FieldSpec, OrderSpec, SourceSpec, Spec
+from lfdata.loader.spec import BadSpec, FieldSpec, OrderSpec, SourceSpec, Spec, differences
 
 STATE_VERSION = 1
 MOST_EVENTS = 1000
+MOST_NAMED = 8
 # The rate of bad samples means nothing before this many rows.
 FEWEST_ROWS = 1000
 log = logging.getLogger("lfdata")
@@ -105,6 +106,10 @@ class Loader:
             raise OptionError(f"engine {engine!r}; there are auto, process, thread and inline")
         if bad_samples not in ("stop", "replace", "mask"):
             raise OptionError(f"bad_samples {bad_samples!r}; there are stop, replace and mask")
+        if bad_samples == "replace" and tail == "pad":
+            raise OptionError(
+                "tail='pad' is for seeing every sample once, which a replacement would spoil: use bad_samples='mask' or 'stop'"
+            )
         if min(accumulate, processes, prefetch) < 1 or processes > MOST_DECODERS or (threads is not None and threads < 1):
             raise OptionError(
                 f"accumulate ({accumulate}), prefetch ({prefetch}) and threads ({threads}) are at least 1, "
@@ -297,14 +302,8 @@ class Loader:
             raise StateError(f"not a state of a Loader: {error!r}") from error
         if min(epoch, samples) < 0 or min(batch, world, micro) < 1:
             raise StateError(f"not a state of a Loader: epoch {epoch}, {samples} samples, batches of {batch}")
-        mine = self._spec.identity
-        differing = [
-            f"{name} ({theirs.get(name)!r} in the state, {value!r} here)"
-            for name, value in mine.items()
-            if theirs.get(name) != value
-        ]
-        if differing:
-            raise StateError(f"the state belongs to another loader: it differs in {', '.join(differing)}")
+        if differing := differences(theirs, self._spec.identity):
+            raise StateError(f"the state belongs to another loader: it differs in {', '.join(differing[:MOST_NAMED])}")
         if batch != self._spec.batch:
             if not allow_batch_change:
                 raise StateError(
@@ -370,8 +369,10 @@ def source_spec(path: Path, where: Where | None) -> SourceSpec:
 
 @cache
 def build() -> Mapping[str, str]:
-    """What decodes: libraries and versions."""
-    return {name: str(value) for name, value in native_report().items() if name != "why"} | {"pil": str(pil_report())}
+    """What decodes: libraries and versions. Not the vector instructions, which change no pixel."""
+    return {name: str(value) for name, value in native_report().items() if name not in ("why", "simd")} | {
+        "pil": str(pil_report())
+    }
 
 
 def tensors(arrays: Mapping[str, NDArray[Any]], parts: Sequence[Part], first: int, stop: int) -> dict[str, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -84,16 +84,16 @@ class Spec(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> dict[str, str]:
-        """Digests and values that decide what comes out, by name: equal identities give equal bytes."""
+        """What decides what comes out, by name, as text (JSON but for the plain ones): equal identities give equal bytes."""
 
-        def digest(value: Any) -> str:
-            return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()[:16]
+        def text(value: Any) -> str:
+            return msgspec.json.encode(value, order="sorted").decode()
 
         return {
-            "data": digest([source.fingerprint for source in self.sources]),
-            "fields": digest(self.fields),
-            "order": digest(self._order()),
-            "batch_ops": digest(self.batch_ops),
+            "data": text([source.fingerprint[:16] for source in self.sources]),
+            "fields": text(self.fields),
+            "order": text(self._order()),
+            "batch_transforms": text(self.batch_ops),
             "seed": str(self.seed),
             "tail": self.tail,
             "bad": self.bad.policy,
@@ -105,6 +105,34 @@ class Spec(msgspec.Struct, frozen=True):
             return self.order
         packing = {name: value for name, value in self.order.packing.items() if name != "cache"}
         return msgspec.structs.replace(self.order, packing=packing)
+
+
+def differences(theirs: Mapping[str, Any], ours: Mapping[str, str]) -> list[str]:
+    """Where two identities differ, option by option, for people."""
+    found = []
+    for name, text in ours.items():
+        other = theirs.get(name)
+        if other == text:
+            continue
+        try:
+            before, now = flat(name, msgspec.json.decode(str(other))), flat(name, msgspec.json.decode(text))
+        except msgspec.DecodeError:
+            before, now = {name: other}, {name: text}
+        found += [
+            f"{path} ({before.get(path, 'nothing')!r} in the state, {now.get(path, 'nothing')!r} here)"
+            for path in sorted(before | now)
+            if before.get(path) != now.get(path)
+        ]
+    return found
+
+
+def flat(name: str, value: Any) -> dict[str, Any]:
+    """Values of nested JSON by their path."""
+    if isinstance(value, dict):
+        return {path: found for key, inner in value.items() for path, found in flat(f"{name}.{key}", inner).items()}
+    if isinstance(value, list):
+        return {path: found for key, inner in enumerate(value) for path, found in flat(f"{name}[{key}]", inner).items()}
+    return {name: value}
 
 
 def encode(spec: Spec) -> bytes:

@@ -6,10 +6,13 @@ The decoder imports this module for its functions: nothing heavy at the top.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,11 +69,18 @@ def slow(about: Any) -> Any:
 
 
 def dataset(place: Path, records: int = BATCH * STEPS, name: str = "target") -> Path:
-    """Shards of synthetic samples."""
-    from faultkit import run, synthetic
+    """Shards of synthetic samples: a copy of those made first."""
+    made = _made.get(records)
+    if made is None:
+        from faultkit import run, synthetic
 
-    run(place / name, synthetic(records))
+        made = _made[records] = tempfile.TemporaryDirectory(prefix="loaderkit-")
+        run(Path(made.name, "target"), synthetic(records))
+    shutil.copytree(Path(made.name, "target"), place / name)
     return place / name
+
+
+_made: dict[int, tempfile.TemporaryDirectory[str]] = {}
 
 
 def gate(place: Path, monkeypatch: Any = None) -> Path:
@@ -145,11 +155,12 @@ def slots_mapped() -> int:
 
 def census() -> dict[str, Any]:
     """Descriptors by kind, threads, children (zombies too) and slots of this process."""
-    import gc
-
     from killkit import children
 
     gc.collect()
+    if not gc.get_freeze_count():
+        # What is there at the first census, torch above all, need not be looked at again and again.
+        gc.freeze()
     # Pipes and sockets have numbers of their own: compare how many.
     kinds = sorted(one.partition(":[")[0] for one in descriptors())
     task = f"/proc/self/task/{os.getpid()}/children"

@@ -45,7 +45,7 @@ def test_example(name: str, dataset: Path, tmp_path: Path) -> None:
     pytest.importorskip(NEEDS[name])
     script = tmp_path / "train.py"
     script.write_text(f"path = {str(dataset)!r}\n{EXAMPLES[name]}\nprint('end of example')\n")
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"] if name == "torchrun" else []
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if name == "torchrun" else []
     done = subprocess.run(
         [sys.executable, *launcher, script],
         cwd=tmp_path,

@@ -156,6 +156,21 @@ def test_map_takes_decoded_values_and_draws_that_belong_to_the_sample(complete: 
     assert len(set(drawn.values())) == len(drawn) == len(data)
 
 
+def test_map_takes_the_pixels_of_a_crop(complete: Path) -> None:
+    crop = [T.RandomResizedCrop(8), T.ColorJitter(0.3)]
+    plain = Loader(complete, 8, {"image": crop}, engine="inline")
+    mapped = Loader(complete, 8, {"image": [*crop, T.Map("mapkit:double", (1,), "float64")]}, engine="inline")
+    for batch, pixels in zip(poisoned(mapped), plain, strict=True):
+        assert batch["image"].tolist() == [[2.0 * float(one.sum())] for one in pixels["image"].numpy().astype(np.float64)]
+    with pytest.raises(OptionError, match="fixed size"):
+        Loader(complete, 8, {"image": [T.ColorJitter(0.3), T.Map("mapkit:double", (1,), "float64")]}, engine="inline")
+
+
+def test_seeing_every_sample_once_does_not_go_with_replacing(complete: Path) -> None:
+    with pytest.raises(OptionError, match="mask"):
+        Loader(complete, 8, ["label"], tail="pad", bad_samples="replace", engine="inline")
+
+
 def test_a_mixture_says_whose_each_row_is(complete: Path, other: Path) -> None:
     data = [ShardDataset(complete), ShardDataset(other)]
     loader = poisoned(

@@ -194,13 +194,16 @@ def test_nothing_before_the_position_is_made_again(pictures: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
-        ({"seed": 5}, "seed .*'0' in the state, '5' here"),
-        ({"fields": {"image": [T.RandomResizedCrop(13)], "label": None}}, "fields"),
+        ({"seed": 5}, r"seed \(0 in the state, 5 here\)"),
+        (
+            {"fields": {"image": [T.RandomResizedCrop(13)], "label": None}},
+            r"fields\[0\]\.transforms\[0\]\.size\[0\] .* 13 here",
+        ),
         ({"fields": ["label"]}, "fields"),
-        ({"shuffle": "block"}, "order"),
+        ({"shuffle": "block"}, r"order\.mode \('full' in the state, 'block' here\)"),
         ({"tail": "pad"}, "tail .*'drop_last' in the state, 'pad' here"),
         ({"bad_samples": "mask"}, "bad .*'stop' in the state, 'mask' here"),
-        ({"batch_transforms": [T.MixUp()]}, "batch_ops"),
+        ({"batch_transforms": [T.MixUp()]}, "batch_transforms"),
         ({"where": np.arange(48) < 47}, "data"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
