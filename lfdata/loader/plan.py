@@ -16,7 +16,7 @@ from lfdata.order.mixture import Mixture
 from lfdata.order.order import Batches, Order
 from lfdata.order.packing import Buckets, Packing, Row
 from lfdata.order.permutation import make_key, mix
-from lfdata.order.samples import Samples
+from lfdata.order.samples import Samples, grouped
 from lfdata.order.selection import Selection
 
 # Third number of the keys of replacements (docs/order.md).
@@ -109,15 +109,12 @@ class Plan:
         if field not in self.sources[0].schema:
             raise OptionError(f"{option}: field {field!r}; there are {list(self.sources[0].schema)}")
         role = {"tokens": "tokens", "audio": "frames"}.get(self.sources[0].schema[field].kind, "bytes")
-        columns = [source.column(f"{field}.{role}") for source in self.sources]
 
         def lengths(samples: Samples) -> NDArray[np.int64]:
-            if len(columns) == 1:
-                return columns[0][samples.index].astype(np.int64)
-            found = np.zeros(len(samples.index), np.int64)
-            for number, column in enumerate(columns):
-                where = samples.source == number
-                found[where] = column[samples.index[where]]
+            # Read, not mapped: a file that is truncated meanwhile is an error then, and no signal.
+            found = np.zeros(len(samples), np.int64)
+            for number, where in grouped(samples.source):
+                found[where] = self.sources[number].sizes(field, samples.index[where])[role]
             return found
 
         return lengths

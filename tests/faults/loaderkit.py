@@ -193,6 +193,7 @@ class Trainer:
     """
 
     def __init__(self, place: Path, function: Callable[[Callable[[str], None]], None]) -> None:
+        self.status = 0
         self.stderr = place / f"stderr-{time.monotonic_ns()}"
         reader, writer = os.pipe()
         self.pid = os.fork()
@@ -205,6 +206,8 @@ class Trainer:
                 file = os.open(self.stderr, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
                 os.dup2(file, 2)
                 os.close(file)
+                # Pytest's own would keep to itself what a finalizer could not raise.
+                sys.unraisablehook = sys.__unraisablehook__
                 sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - pytest's own would hide it
                 function(lambda line: os.write(writer, f"{line}\n".encode()) and None)
                 status = 0
@@ -235,16 +238,23 @@ class Trainer:
         """Send a signal to it, or to its group."""
         (os.killpg if group else os.kill)(self.pid, number)
 
-    def end(self, seconds: float = 10.0) -> int:
-        """Its exit status, which must come in time."""
+    def ended(self, seconds: float) -> bool:
+        """Whether it ends in time; see :attr:`status`."""
         end = time.monotonic() + seconds
-        while True:
+        while self.pid:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
-                self.pid = 0
-                return os.waitstatus_to_exitcode(status)
-            assert time.monotonic() < end, f"the trainer did not end; it said: {self.noise()}"
-            time.sleep(0.005)
+                self.pid, self.status = 0, os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > end:
+                return False
+            else:
+                time.sleep(0.005)
+        return True
+
+    def end(self, seconds: float = 10.0) -> int:
+        """Its exit status, which must come in time."""
+        assert self.ended(seconds), f"the trainer did not end; it said: {self.noise()}"
+        return self.status
 
     def noise(self) -> str:
         """What it and its decoders wrote to stderr."""

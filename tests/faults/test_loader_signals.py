@@ -167,8 +167,12 @@ def test_one_rank_of_four_is_killed(place: Path, door: Path) -> None:
 # -- SIGINT -----------------------------------------------------------------------------------------------------------------
 
 
-def interrupt(place: Path, body: Callable[[Tell], None], delay: float = 0.0) -> None:
-    """Ctrl-C at a trainer's process group once it says "there"; then it has nothing that it had not before, and ends."""
+def interrupt(place: Path, body: Callable[[Tell], None], delay: float = 0.0, finalizers: bool = False) -> None:
+    """Ctrl-C at a trainer's process group once it says "there"; then it has nothing that it had not before, and ends.
+
+    Python swallows a KeyboardInterrupt that comes while a ``finalizer`` runs (a generator that is dropped by ``break`` closes in one) and
+    says so on stderr; people press again.
+    """
 
     def run(tell: Tell) -> None:
         before, interrupted = census(), False
@@ -189,8 +193,16 @@ def interrupt(place: Path, body: Callable[[Tell], None], delay: float = 0.0) -> 
         time.sleep(delay)
         began = time.monotonic()
         trainer.signal(signal.SIGINT, group=True)
-        status = trainer.end(40)
-        assert (status, trainer.noise()) == (42, ""), trainer.noise()
+        lost = 0
+        while finalizers and lost < 3 and not trainer.ended(3.0):
+            lost += 1
+            assert trainer.noise().count("Exception ignored in") == lost and "\nKeyboardInterrupt" in trainer.noise(), (
+                trainer.noise()
+            )
+            began = time.monotonic()
+            trainer.signal(signal.SIGINT, group=True)
+        assert trainer.end(10) == 42, trainer.noise()
+        assert lost or trainer.noise() == ""
         assert float(trainer.told.read()) - began < 5
         assert gone(pids)
 
@@ -281,7 +293,7 @@ def random_interrupts(dataset: Path, place: Path, count: int, seed: int) -> None
             del one, _
 
     for _ in range(count):
-        interrupt(place, body, rng.random())
+        interrupt(place, body, rng.random(), finalizers=True)
 
 
 def test_interrupted_at_random(dataset: Path, place: Path, door: Path) -> None:
