@@ -16,6 +16,8 @@ PILLOW_PACKAGES := pillow matplotlib click hypothesis msgspec numpy pytest sound
 PILLOW_TESTS := $(wildcard tests/codecs/test_image*.py tests/codecs/test_jpeg*.py tests/codecs/test_sniff.py tests/benchmarks/test_plot.py)
 LONG := slow or fault or service
 GPU := gpu or multigpu
+# As many test processes as there are cores.
+PARALLEL := -n auto --dist worksteal
 DEMO := demo-out
 
 .DEFAULT_GOAL := help
@@ -33,7 +35,7 @@ $(INSTALLED): $(SETUP)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --constraint constraints.txt pip setuptools wheel
 	tools/install-pil.sh $(BIN)/python
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[tokenizers,webdataset,bench,dev]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[tokenizers,webdataset,bench,frameworks,dev]'
 	@$(BIN)/python -c "import PIL, torch; print(f'installed: torch {torch.__version__}, PIL {PIL.__version__}')"
 	@touch $@
 
@@ -62,13 +64,13 @@ lint: $(INSTALLED)  ## format, style, types, import contracts
 test: lint test-quick test-pillow  ## lint and all quick tests, with both PILs (20 minutes at most)
 
 test-quick: $(INSTALLED)  ## quick tests only
-	$(BIN)/python -m pytest -m "not ($(LONG) or $(GPU))"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not ($(LONG) or $(GPU))"
 
 test-pillow: $(PILLOW_INSTALLED)  ## picture codecs with plain pillow
 	$(PILLOW_VENV)/bin/python -m pytest -m "not ($(LONG) or $(GPU))" $(PILLOW_TESTS)
 
 test-long: $(INSTALLED)  ## long fault and property runs only
-	$(BIN)/python -m pytest -m "($(LONG)) and not ($(GPU))"
+	$(BIN)/python -m pytest $(PARALLEL) -m "($(LONG)) and not ($(GPU))"
 
 test-all: test  ## test, then test-long (45 minutes at most)
 	$(MAKE) test-long

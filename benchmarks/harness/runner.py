@@ -21,7 +21,7 @@ from benchmarks.harness import verify
 from benchmarks.harness.cache import empty, files_below
 from benchmarks.harness.environments import HOME
 from benchmarks.harness.process import AbsentError, Memory, SubjectError, run
-from benchmarks.harness.statistics import verdict
+from benchmarks.harness.statistics import median_bounds, verdict
 from benchmarks.harness.verify import WrongWorkError
 from benchmarks.harness.work import Workload, count_samples, folder_bytes, image_files, source_files
 from benchmarks.record import summary
@@ -30,6 +30,7 @@ SUBJECTS = (
     "lfdata_loader",
     "lfdata_reader",
     "bare_calls",
+    "native_calls",
     "torch_memmap",
     "torch_pil",
     "torch_pillow",
@@ -366,4 +367,7 @@ def as_record(entries: Sequence[Entry], metric: str) -> dict[str, Any]:
             pair = [first.result[metric]["repeats"], entry.result[metric]["repeats"]]
             ratio, p, differs = verdict(*(pair[::-1] if metric == "resume_s" else pair), paired=True)
             results[entry.label]["first_over_this"] = {"of": first.label, "ratio": ratio, "p": p, "differs": differs}
+            if "cpu_s_1000" in entry.result:
+                cpu = [found.result["cpu_s_1000"]["repeats"] for found in (first, entry)]
+                results[entry.label]["cpu_first_over_this"] = median_bounds([a / b for a, b in zip(*cpu, strict=True)])
     return results

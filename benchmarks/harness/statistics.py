@@ -52,6 +52,20 @@ def signed_rank_p(differences: Sequence[float]) -> float:
     return min(1.0, 2 * sum(count for total, count in ways.items() if total <= low) / (1 << len(sizes)))
 
 
+def median_bounds(values: Sequence[float], level: float = 0.95) -> dict[str, float]:
+    """Median, and bounds that the true median lies above and below, each with this certainty: by the sign test, so values of the sample.
+    Infinite where there are too few values."""
+    ordered, n, below = sorted(values), len(values), 0.0
+    reach = 0
+    for k in range(n):
+        below += math.comb(n, k) / 2**n
+        if below > 1 - level:
+            break
+        reach = k + 1
+    low, high = (ordered[reach - 1], ordered[n - reach]) if reach else (-math.inf, math.inf)
+    return {"median": statistics.median(ordered), "low": low, "high": high}
+
+
 def verdict(a: Sequence[float], b: Sequence[float], *, paired: bool = False) -> tuple[float, float, bool]:
     """Ratio a/b, p, and whether they are shown to differ. ``paired``: the n-th of each come from one round, so that what slows a
     whole round is not held against either; the ratio is then the median over rounds."""

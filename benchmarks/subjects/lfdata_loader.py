@@ -22,7 +22,8 @@ def workers(workload: Workload, cores: int) -> list[int]:
     return sweep(cores)
 
 
-def _fields(workload: Workload) -> dict[str, Any]:
+def fields_of(workload: Workload) -> dict[str, Any]:
+    """Fields and their transforms."""
     from lfdata import transforms as T
 
     match workload.work:
@@ -51,7 +52,7 @@ def _loader(workload: Workload, prepared: Path, settings: Settings) -> Any:
     return Loader(
         prepared / "shards",
         workload.batch,
-        _fields(workload),
+        fields_of(workload),
         seed=settings.seed,
         tail="pad",
         threads=settings.workers,

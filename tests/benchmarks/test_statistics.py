@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from benchmarks.harness.statistics import kolmogorov_smirnov_p, rank_sum_p, signed_rank_p, verdict
+from benchmarks.harness.statistics import kolmogorov_smirnov_p, median_bounds, rank_sum_p, signed_rank_p, verdict
 
 
 def _by_counting(a: list[float], b: list[float]) -> float:
@@ -71,6 +71,15 @@ def test_what_is_called_a_difference() -> None:
     close = [100.0, 100.1, 100.2, 100.3, 100.4]
     assert not verdict(close, [x + 0.6 for x in close])[2]
     assert not verdict([100.0, 101.0], [50.0, 51.0])[2]
+
+
+def test_bounds_of_a_median_hold_as_often_as_they_say() -> None:
+    # Ten values: the second of each end, which the true median is beyond with 11 / 1024.
+    assert median_bounds(list(range(10))) == {"median": 4.5, "low": 1, "high": 8}
+    assert median_bounds([1.0, 2.0])["high"] == float("inf")
+    rng = random.Random(7)
+    beyond = sum(median_bounds([rng.expovariate(1) for _ in range(10)])["high"] < 0.6931 for _ in range(4000))
+    assert beyond / 4000 < 0.05
 
 
 def test_equal_series_are_rarely_called_different() -> None:
