@@ -19,7 +19,7 @@ from benchmarks.harness.environments import interpreter
 REPO = Path(__file__).resolve().parents[2]
 SAMPLE_SECONDS = 0.1
 # How often a subject that is to be slower is stopped for a moment.
-STOP_EVERY_SECONDS = 0.05
+STOP_EVERY_SECONDS, LOOK_EVERY_SECONDS = 0.05, 0.5
 # What a Python process of a subject prints when it fails; the last lines are enough to know why.
 _TAIL = 1200
 
@@ -81,24 +81,45 @@ class Brake:
         self._thread.start()
 
     def _brake(self) -> None:
-        stopped = 0.0
+        stopped = looked = 0.0
         began = time.monotonic()
+        groups: set[int] = set()
         while not self._end.wait(STOP_EVERY_SECONDS):
+            if time.monotonic() - looked > LOOK_EVERY_SECONDS:
+                groups, looked = process_groups(self._session), time.monotonic()
             # By the clock, so that late wake-ups do not add up.
             wanted = (time.monotonic() - began) * self._share - stopped
             if wanted <= 0:
                 continue
-            with suppress(ProcessLookupError):
-                held = time.monotonic()
-                os.killpg(self._session, signal.SIGSTOP)
-                time.sleep(wanted / (1 - self._share))
-                os.killpg(self._session, signal.SIGCONT)
-                stopped += time.monotonic() - held
+            held = time.monotonic()
+            signal_groups(groups, signal.SIGSTOP)
+            time.sleep(wanted / (1 - self._share))
+            signal_groups(groups, signal.SIGCONT)
+            stopped += time.monotonic() - held
 
     def release(self) -> None:
         """Let them run."""
         self._end.set()
         self._thread.join()
+
+
+def process_groups(session: int) -> set[int]:
+    """Process groups of a session: a subject's workers may have one of their own."""
+    found = {session}
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            with suppress(OSError, IndexError):
+                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) == session:
+                    found.add(int(fields[2]))
+    return found
+
+
+def signal_groups(groups: set[int], number: int) -> None:
+    """A signal for all of them that are still there."""
+    for group in groups:
+        with suppress(ProcessLookupError):
+            os.killpg(group, number)
 
 
 def run(
@@ -137,8 +158,7 @@ def run(
             if memory and watcher:
                 memory.stop()
                 watcher.join()
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            signal_groups(process_groups(process.pid), signal.SIGKILL)
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
