@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import select
@@ -17,11 +18,28 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Protocol
 
+import msgspec
+
 from lfdata.errors import DecoderError
 from lfdata.loader import spec as specs
-from lfdata.loader.produce import STARTED, Done, Job, Producer
+from lfdata.loader.produce import STARTED, Done, Job, Producer, identity
 from lfdata.loader.serve import END_SECONDS, Lanes
-from lfdata.loader.slots import EPOCH, JOB, LANE_BYTES, LANES, PAGE, PHASE, PHASES, STEP, STEPS, Slots, anonymous
+from lfdata.loader.slots import (
+    EPOCH,
+    IDLE,
+    JOB,
+    LANE_BYTES,
+    LANES,
+    PAGE,
+    PHASE,
+    PHASES,
+    ROW,
+    STEP,
+    STEPS,
+    TRYING,
+    Slots,
+    anonymous,
+)
 from lfdata.loader.wire import Hello, Receiver, pack, send
 
 # The first page has a lane of the caller's beside theirs.
@@ -29,6 +47,10 @@ MOST_DECODERS = (PAGE // LANE_BYTES - 1) // LANES
 # Starting a program from a network file system takes its time, whatever a batch may take.
 START_SECONDS = 60.0
 _ASK_SECONDS = 0.5
+# Signals by which a codec ends its process. More crashes than this are no single picture's doing.
+log = logging.getLogger("lfdata")
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+MOST_CRASHES = 8
 
 
 class Engine(Protocol):
@@ -116,7 +138,8 @@ class _Decoder:
             ours.close()
             raise
         ours.settimeout(stall_seconds)
-        self.connection, self.receiver, self.number, self.jobs, self.ready = ours, Receiver(ours, Done), number, 0, False
+        self.connection, self.receiver, self.number, self.ready = ours, Receiver(ours, Done), number, False
+        self.jobs: dict[int, Job] = {}
 
     def lanes(self) -> range:
         return range(self.number * LANES, (self.number + 1) * LANES)
@@ -137,32 +160,40 @@ class ProcessEngine:
     """Decoder processes over one piece of shared memory.
 
     Until the first of them is ready the caller does the jobs itself, so that the first batch does not wait for programs to start;
-    not those with functions of the user's, which may hang or end their process.
+    not those with functions of the user's, which may hang or end their process, and none with ``isolate``.
+
+    A decoder that crashes is started again, and tries the samples it was at one by one; the one that crashes it again is a bad sample.
     """
 
-    def __init__(self, producer: Producer, slots: int, stall_seconds: float, processes: int) -> None:
+    def __init__(self, producer: Producer, slots: int, stall_seconds: float, processes: int, isolate: bool = False) -> None:
         # One lane more: the caller's.
         lanes = processes * LANES + 1
         self.slots = Slots(slots, producer.layout.bytes, lanes=lanes)
         self._producer, self._stall = producer, stall_seconds
         self._decoders: list[_Decoder] = []
         self._early: deque[Job] = deque()
-        self._helps = not any(filler.calls_user for filler in producer.fillers)
+        self._helps = not isolate and not any(filler.calls_user for filler in producer.fillers)
+        self._crashed: list[tuple[int, int]] = []
+        self._crashes = 0
         self._owner, self._began = os.getpid(), time.monotonic()
         try:
-            greeting = pack(Hello(specs.encode(producer.spec), slots, producer.layout.bytes, lanes, self._owner))
-            with anonymous("lfdata-hello", len(greeting)) as file:
-                file.write(greeting)
-                file.flush()
-                with uninterrupted():
-                    for number in range(processes):
-                        self._decoders.append(_Decoder(self.slots.descriptor, file.fileno(), number, stall_seconds))
+            self._greeting = pack(Hello(specs.encode(producer.spec), slots, producer.layout.bytes, lanes, self._owner))
+            for number in range(processes):
+                self._start(number)
         except OSError as error:
             self.close()
             raise DecoderError(f"the decoder cannot be started: {error}") from error
         except BaseException:
             self.close()
             raise
+
+    def _start(self, number: int) -> None:
+        """A decoder, in the place of one that is there under its number."""
+        with anonymous("lfdata-hello", len(self._greeting)) as file:
+            file.write(self._greeting)
+            file.flush()
+            with uninterrupted():
+                self._decoders[number : number + 1] = [_Decoder(self.slots.descriptor, file.fileno(), number, self._stall)]
 
     @property
     def processes(self) -> list[int]:
@@ -174,8 +205,10 @@ class ProcessEngine:
         if not ready:
             self._early.append(job)
             return
-        decoder = min(ready, key=lambda one: one.jobs)
-        decoder.jobs += 1
+        decoder = min(ready, key=lambda one: len(one.jobs))
+        if self._crashes:
+            job = msgspec.structs.replace(job, crashed=tuple(self._crashed), alone=True)
+        decoder.jobs[job.number] = job
         try:
             send(decoder.connection, job)
         except TimeoutError:
@@ -227,7 +260,8 @@ class ProcessEngine:
             found = {number for number, _ in poll.poll(seconds * 1000)}
             for decoder in self._decoders:
                 if decoder.connection.fileno() in found and not decoder.receiver.fill():
-                    raise DecoderError(self._epitaph(decoder))
+                    self._lost(decoder)
+                    return None
         for decoder in self._decoders:
             while decoder.receiver.ready():
                 done: Done = decoder.receiver.next()
@@ -239,9 +273,32 @@ class ProcessEngine:
                     for job in early:
                         self.submit(job)
                     continue
-                decoder.jobs -= 1
+                decoder.jobs.pop(done.number, None)
                 return done
         return None
+
+    def _lost(self, decoder: _Decoder) -> None:
+        """One that has ended: after a crash another takes its place, and its jobs. Raises :class:`DecoderError` for any other end."""
+        code = decoder.wait(END_SECONDS)
+        self._crashes += 1
+        if code is None or -code not in CRASHES or self._crashes > MOST_CRASHES or not decoder.ready:
+            raise DecoderError(self._epitaph(decoder))
+        epitaph = self._epitaph(decoder)
+        lanes = [self.slots.lanes[lane] for lane in decoder.lanes()]
+        busy = [state.copy() for state in lanes if state[PHASE] != IDLE]
+        if len(busy) == 1 and busy[0][PHASE] == TRYING:
+            # Nothing else was going on: this sample did it.
+            _, epoch, step, steps, _, row = busy[0][: ROW + 1].tolist()
+            self._crashed.append(identity(self._producer.plan.work(epoch, step, steps).samples, row))
+        for state in lanes:
+            state[:] = 0
+        at_work = {int(state[JOB]) for state in busy}
+        log.warning("%s; another one is started", epitaph)
+        decoder.connection.close()
+        self._helps, self._began = False, time.monotonic()
+        self._start(decoder.number)
+        for job in decoder.jobs.values():
+            self._early.append(msgspec.structs.replace(job, careful=True) if job.number in at_work else job)
 
     def _in_work(self, decoder: _Decoder) -> str:
         return in_work(self.slots, self._producer, decoder.lanes())

@@ -63,6 +63,8 @@ class Loader:
         engine: ``"process"``, ``"thread"`` or ``"inline"``; ``"auto"`` takes the last for fields that need no decoding.
         processes, threads, prefetch: decoder processes; threads of each for decoding (by default the cores of this process over the
             ranks of the node); slots being filled ahead.
+        native: ``False``: decode pictures by PIL alone; ``True``: refuse to work without the native decoder.
+        isolate: decode nothing in this process, not even the first batches: for pictures that nobody has looked at.
         stall_seconds: how long a batch may take before the decoder is taken for hung.
 
     Raises:
@@ -99,6 +101,7 @@ class Loader:
         prefetch: int = 2,
         stall_seconds: float = 60.0,
         native: bool | None = None,
+        isolate: bool = False,
         _steps: tuple[int, int] = (0, 1),
     ) -> None:
         rank, world = this_rank(rank, world_size)
@@ -122,7 +125,7 @@ class Loader:
         if len(filters) != len(paths):
             raise OptionError(f"{len(filters)} filters for {len(paths)} sources")
         sources = tuple(source_spec(Path(path), one) for path, one in zip(paths, filters, strict=True))
-        asked = ShardDataset(sources[0].path).fields if fields is None else fields
+        asked = ShardDataset(Path(os.fsdecode(sources[0].path))).fields if fields is None else fields
         named = dict(asked) if isinstance(asked, Mapping) else dict.fromkeys(asked)
         self._spec = Spec(
             sources,
@@ -141,7 +144,7 @@ class Loader:
             False,
             *_steps,
         )
-        self._options = (engine, processes, prefetch, stall_seconds)
+        self._options = (engine, processes, prefetch, stall_seconds, isolate)
         self._accumulate = accumulate
         self._producer = Producer(self._spec)
         shares = {self._producer.plan.batches(0).share(one, world) for one in range(world)}
@@ -155,7 +158,7 @@ class Loader:
         self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
 
     def __repr__(self) -> str:
-        paths = ", ".join(source.path for source in self._spec.sources)
+        paths = ", ".join(os.fsdecode(source.path) for source in self._spec.sources)
         return f"Loader({paths}: {len(self)} batches of epoch {self._epoch}, rank {self._spec.rank} of {self._spec.world})"
 
     # -- size and place -----------------------------------------------------------------------------------------------
@@ -364,7 +367,7 @@ def source_spec(path: Path, where: Where | None) -> SourceSpec:
             raise OptionError(f"{path}: where is bool of shape ({len(dataset)},), not {mask.dtype} of {mask.shape}")
         bitmap = np.packbits(mask, bitorder="little").tobytes()
         digest.update(bitmap)
-    return SourceSpec(str(dataset.path.resolve()), digest.hexdigest(), bitmap, dataset.path.name)
+    return SourceSpec(os.fsencode(dataset.path.resolve()), digest.hexdigest(), bitmap, printable(dataset.path.name))
 
 
 @cache
@@ -373,6 +376,11 @@ def build() -> Mapping[str, str]:
     return {name: str(value) for name, value in native_report().items() if name not in ("why", "simd")} | {
         "pil": str(pil_report())
     }
+
+
+def printable(text: str) -> str:
+    """A file name as text, whatever its bytes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def tensors(arrays: Mapping[str, NDArray[Any]], parts: Sequence[Part], first: int, stop: int) -> dict[str, torch.Tensor]:

@@ -122,7 +122,7 @@ class Pipeline:
         self._engine.close()
 
 
-def start(producer: Producer, kind: str, processes: int, prefetch: int, stall_seconds: float) -> Pipeline:
+def start(producer: Producer, kind: str, processes: int, prefetch: int, stall_seconds: float, isolate: bool) -> Pipeline:
     """An engine of a kind, under a pipeline."""
     if kind == "auto":
         kind = "inline" if all(plain(filler) for filler in producer.fillers) and not producer.batch_ops else "process"
@@ -132,7 +132,7 @@ def start(producer: Producer, kind: str, processes: int, prefetch: int, stall_se
         return Pipeline(producer, InlineEngine(producer, slots), ahead)
     if kind == "thread":
         return Pipeline(producer, ThreadEngine(producer, slots, stall_seconds), ahead)
-    return Pipeline(producer, ProcessEngine(producer, slots, stall_seconds, processes), ahead)
+    return Pipeline(producer, ProcessEngine(producer, slots, stall_seconds, processes, isolate), ahead)
 
 
 def stop(pipelines: list[Pipeline]) -> None:

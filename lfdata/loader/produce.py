@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import traceback
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from lfdata.loader.fields import Filler, Part, make_filler
 from lfdata.loader.packed import PackedFiller
 from lfdata.loader.plan import Plan, Work
 from lfdata.loader.rows import Rows, named
-from lfdata.loader.slots import EPOCH, JOB, PHASE, STEP, STEPS, Layout, Slots
+from lfdata.loader.slots import DECODING, EPOCH, IDLE, JOB, PHASE, PLANNING, ROW, STEP, STEPS, TRYING, Layout, Slots
 from lfdata.loader.spec import MOST_STEPS_A_SLOT, SLOT_BYTES, Spec
 from lfdata.order.draws import uniform
 from lfdata.order.packing import Row
@@ -72,7 +75,9 @@ class Failure(msgspec.Struct, frozen=True):
         """From an exception."""
         kind = type(error).__name__
         if isinstance(error, SampleError):
-            return cls(kind, (error.code, error.reason, error.field, error.key, error.path), step)
+            # A user's function: where it failed.
+            trace = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ is not None else ""
+            return cls(kind, (error.code, error.reason, error.field, error.key, error.path), step, trace)
         if isinstance(error, FormatError):
             return cls(kind, (error.file, error.offset, error.reason), step)
         if isinstance(error, StorageError):
@@ -83,24 +88,37 @@ class Failure(msgspec.Struct, frozen=True):
 
     def error(self) -> Exception:
         """The exception again; what is not ours becomes a :class:`DecoderError` with its traceback."""
-        if self.trace:
-            return DecoderError(f"step {self.step}: {self.kind}: {self.args[0]}\n{self.trace}")
         if self.kind == "SampleError":
             code, reason, field, key, path = self.args
-            return SampleError(code, reason, field=field, key=key, path=path)
+            made_sample = SampleError(code, reason, field=field, key=key, path=path)
+            if self.trace:
+                made_sample.add_note(self.trace)
+            return made_sample
+        if self.trace:
+            return DecoderError(f"step {self.step}: {self.kind}: {self.args[0]}\n{self.trace}")
         kind: Any = getattr(errors, self.kind)
         made: Exception = kind(*self.args)
         return made
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Steps of an epoch to be put into a slot. ``number`` says which answer belongs to it."""
+    """Steps of an epoch to be put into a slot.
+
+    Attributes:
+        number: says which answer belongs to it.
+        crashed: samples (source, index) that ended a decoder: bad, whatever they hold.
+        alone: while it is done nothing else is, in its process: there was a crash before, and the next must have one cause.
+        careful: a decoder crashed over this job: try every sample alone first, so that it is known which one did it.
+    """
 
     number: int
     epoch: int
     first: int
     steps: int
     slot: int
+    crashed: tuple[tuple[int, int], ...] = ()
+    alone: bool = False
+    careful: bool = False
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -122,13 +140,16 @@ class Producer:
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         names = [field.name for field in spec.fields]
-        self.sources = [ShardDataset(Path(source.path), names, read_threads=spec.threads) for source in spec.sources]
+        self.sources = [
+            ShardDataset(Path(os.fsdecode(source.path)), names, read_threads=spec.threads) for source in spec.sources
+        ]
         self.plan = Plan(spec, self.sources)
         self.share = self.plan.batches(0).share(spec.rank, spec.world)
         self.batch_ops = [op for op in T.from_spec(spec.batch_ops) if isinstance(op, T.BatchTransform)]
         if len(self.batch_ops) != len(spec.batch_ops):
             raise OptionError("batch_transforms takes MixUp, CutMix and Mosaic; others belong to a field")
         self.ops = {field.name: T.from_spec(field.transforms) for field in spec.fields}
+        self._alone = threading.Lock()
         self.steps = self._steps_a_slot()
         self.layout, self.fillers, self.parts = self._layout(self.steps)
 
@@ -187,6 +208,10 @@ class Producer:
 
     def run(self, job: Job, slots: Slots, lane: int, threads: int) -> Done:
         """One job, failures included: they go to the loader as what they are."""
+        with self._alone if job.alone else nullcontext():
+            return self._run(job, slots, lane, threads)
+
+    def _run(self, job: Job, slots: Slots, lane: int, threads: int) -> Done:
         tell = slots.lanes[lane]
         tell[EPOCH], tell[STEP], tell[STEPS], tell[JOB] = job.epoch, job.first, job.steps, job.number
         try:
@@ -200,10 +225,10 @@ class Producer:
         except Exception as error:
             return Done(job.number, 0, failure=Failure.of(error, job.first))
         finally:
-            tell[PHASE] = 0
+            tell[PHASE] = IDLE
 
     def _fill(self, job: Job, slot: Any, tell: NDArray[np.int64], threads: int) -> Done:
-        tell[PHASE] = 1
+        tell[PHASE] = PLANNING
         work = self.plan.work(job.epoch, job.first, job.steps)
         count = len(work.positions)
         arrays = {part.name: part.place.of(slot) for part in self.parts}
@@ -215,7 +240,9 @@ class Producer:
         if self.spec.poison:
             for part in self.parts:
                 arrays[part.name].view(np.uint8)[...] = POISON
-        tell[PHASE] = 3
+        if job.careful:
+            self._try_each(job, work, tell)
+        tell[PHASE] = DECODING
         if work.bins is not None:
             return self._fill_packed(job, work, row_arrays)
         events = self._decode(job, work, self.fillers, row_arrays, status, threads)
@@ -263,7 +290,8 @@ class Producer:
             policy = "mask"  # ragged samples are masked in place: a slot has room for those it was planned for
         for attempt in range(MOST_ATTEMPTS):
             rows = Rows(self.sources, samples, self.spec.seed)
-            bad = fill_all(fillers, rows, arrays, threads)
+            crashed = [row for row in range(len(rows)) if identity(samples, row) in job.crashed] if job.crashed else []
+            bad = fill_all(fillers, rows.without(crashed), arrays, threads, crashed)
             events += [self._event(job, rows, row, found, policy) for row, found in sorted(bad.items())]
             if not bad or policy == "mask" or policy == "stop":
                 break
@@ -283,6 +311,21 @@ class Producer:
         for row in bad:
             status[row] = MASKED
         return events
+
+    def _try_each(self, job: Job, work: Work, tell: NDArray[np.int64]) -> None:
+        """Decode every sample alone, saying which: if that ends this process, the next one is told."""
+        layout, parts = Layout(), []
+        fillers = [make_filler(self.sources, name, ops, 1, self.spec.native, 1) for name, ops in self.ops.items()]
+        for filler in fillers:
+            filler.declare(layout)
+            parts += filler.parts
+        memory = bytearray(layout.bytes)
+        arrays = {part.name: part.place.of(memory) for part in parts}
+        rows = Rows(self.sources, work.samples, self.spec.seed)
+        for row in range(len(rows)):
+            if identity(work.samples, row) not in job.crashed:
+                tell[ROW], tell[PHASE] = row, TRYING
+                fill_all(fillers, rows.take([row]), arrays, 1)
 
     def _event(
         self,
@@ -352,12 +395,21 @@ class Producer:
         return arrays
 
 
-def fill_all(fillers: Sequence[Filler], rows: Rows, arrays: dict[str, NDArray[Any]], threads: int) -> Bad:
-    """All fields of all rows; a row that fails in one is cleared in all."""
+def identity(samples: Samples, row: int) -> tuple[int, int]:
+    """Which sample a row is."""
+    return int(samples.source[row]), int(samples.index[row])
+
+
+def fill_all(
+    fillers: Sequence[Filler], rows: Rows, arrays: dict[str, NDArray[Any]], threads: int, crashed: Sequence[int] = ()
+) -> Bad:
+    """All fields of all rows; a row that fails in one is cleared in all, and so are those that must not be decoded (``crashed``)."""
     bad: Bad = {}
     for filler in fillers:
         for row, error in filler.fill(rows, arrays, threads).items():
             bad.setdefault(row, (filler.name, error))
+    for row in crashed:
+        bad[row] = ("", SampleError("crash", "a decoder process crashed over this sample"))
     if not bad:
         return bad
     for part in (part for filler in fillers for part in filler.parts):

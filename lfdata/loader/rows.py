@@ -55,6 +55,17 @@ class Rows:
         """Some of the rows."""
         return Rows(self.sources, self.samples.take(np.asarray(rows, np.int64)), self.seed)
 
+    def without(self, rows: Sequence[int]) -> Rows:
+        """The same number of rows, with another sample in place of some: the first that is none of them."""
+        if not rows:
+            return self
+        other = next((row for row in range(len(self)) if row not in rows), None)
+        stand_in = np.arange(len(self))
+        if other is None:
+            return self.take(stand_in[:0])
+        stand_in[list(rows)] = other
+        return self.take(stand_in)
+
     def by_source(self) -> list[tuple[int, NDArray[np.int64]]]:
         """Sources that occur, with the rows that are theirs."""
         if len(self.sources) == 1:
@@ -69,7 +80,7 @@ class Rows:
             key = dataset.keys([index])[0]
         except (FormatError, StorageError):
             key = b""
-        return shard, index, key, str(dataset.path)
+        return shard, index, key, str(dataset.path).encode("utf-8", "backslashreplace").decode()
 
     def read(self, field: str) -> Payloads:
         """Stored bytes of a field, checked. A row whose bytes are damaged is in ``bad``.

@@ -22,10 +22,11 @@ from lfdata.errors import LimitError, StorageError
 ALIGN = 64
 PAGE = 4096
 LANES = 2
-# What each lane tells about its work, in the first page: job, epoch, first step, steps, phase.
-JOB, EPOCH, STEP, STEPS, PHASE = range(5)
+# What each lane tells about its work, in the first page: job, epoch, first step, steps, phase; the row that is tried alone.
+JOB, EPOCH, STEP, STEPS, PHASE, ROW = range(6)
 LANE_BYTES = 64
-PHASES = ("idle", "planning", "reading", "decoding", "finishing")
+PHASES = ("idle", "planning", "decoding", "trying samples one by one of")
+IDLE, PLANNING, DECODING, TRYING = range(4)
 ADVICE = "Lower batch_size, prefetch or processes, or give ragged fields a fixed length"
 SHARED_MEMORY = "/dev/shm"
 _CGROUPS = Path("/sys/fs/cgroup")

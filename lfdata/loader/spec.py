@@ -16,13 +16,13 @@ class SourceSpec(msgspec.Struct, frozen=True):
     """One data set.
 
     Attributes:
-        path: its directory, absolute.
+        path: its directory, absolute, as the file system has it.
         fingerprint: digest of its manifest and selection.
         selection: bitmap of the rows that take part, little-endian bits (``numpy.packbits``); ``None`` for all.
         name: how events and statistics call it.
     """
 
-    path: str
+    path: bytes
     fingerprint: str
     selection: bytes | None = None
     name: str = ""

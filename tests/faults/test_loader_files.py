@@ -63,8 +63,7 @@ def test_truncated_while_it_iterates(place: Path, engine: str, left: float) -> N
     survives(body)
 
 
-@pytest.mark.xfail(strict=False, reason="Plan keeps views of mapped columns for lengths: SIGBUS in the trainer")
-@pytest.mark.parametrize("engine", ["inline"])
+@pytest.mark.parametrize("engine", ["process", "inline"])
 def test_the_index_truncated_while_lengths_are_read_from_it(place: Path, engine: str) -> None:
     """Packing reads lengths all along; where they lie in a mapping, a file that is cut must not end the process."""
     target = dataset(place, 400)
