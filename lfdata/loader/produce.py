@@ -215,13 +215,15 @@ class Producer:
         tell = slots.lanes[lane]
         tell[EPOCH], tell[STEP], tell[STEPS], tell[JOB] = job.epoch, job.first, job.steps, job.number
         try:
-            try:
-                return self._fill(job, slots.slot(job.slot), tell, threads)
-            except BadRow as bad:
-                steps = bad.row // max(1, self.share)
-                if not steps:
-                    return Done(job.number, 0, failure=Failure.of(bad.error, job.first))
-                return self._fill(msgspec.structs.replace(job, steps=steps), slots.slot(job.slot), tell, threads)
+            while True:
+                try:
+                    return self._fill(job, slots.slot(job.slot), tell, threads)
+                except BadRow as bad:
+                    # The steps before it come first. What was good may have turned bad meanwhile: again, then.
+                    steps = bad.row // max(1, self.share)
+                    if not steps:
+                        return Done(job.number, 0, failure=Failure.of(bad.error, job.first))
+                    job = msgspec.structs.replace(job, steps=steps)
         except Exception as error:
             return Done(job.number, 0, failure=Failure.of(error, job.first))
         finally:

@@ -118,7 +118,19 @@ def test_resuming_gives_the_rest_of_the_epoch(home: Path, tmp_path: Path) -> Non
     # Half of the time more is found, and called worse.
     output = home / "r.json"
     run = _run(
-        "W8", "--data", pictures, "--subjects", "torch_pil,torch_pil", "--workers", "0", "--slow", "0.5", "--output", output
+        "W8",
+        "--data",
+        pictures,
+        "--subjects",
+        "torch_pil,torch_pil",
+        "--workers",
+        "0",
+        "--repeats",
+        "5",
+        "--slow",
+        "0.5",
+        "--output",
+        output,
     )
     assert run.exit_code == 0, run.output
     against = json.loads(output.read_text())["results"]["torch_pil#2"]["first_over_this"]

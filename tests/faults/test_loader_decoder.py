@@ -37,7 +37,7 @@ def until_busy(one: Any, door: Path, first: int, what: str = "wait") -> tuple[An
     return batches, decoders(one)
 
 
-_LONG = [pytest.param(number, marks=pytest.mark.fault) for number in (signal.SIGSEGV, signal.SIGTERM)]
+_LONG = [pytest.param(signal.SIGTERM, marks=pytest.mark.fault)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, *_LONG])
