@@ -13,7 +13,7 @@ SETUP := pyproject.toml constraints.txt lfdata/format/_native.c lfdata/codecs/_p
 CHECKED := lfdata lftrain tools/shard_builder benchmarks
 # The second environment holds plain pillow and only what these tests import; matplotlib needs plain pillow too.
 PILLOW_PACKAGES := pillow matplotlib click hypothesis msgspec numpy pytest soundfile soxr tqdm xxhash zstandard
-PILLOW_TESTS := $(wildcard tests/codecs/test_image*.py tests/codecs/test_jpeg*.py tests/codecs/test_sniff.py tests/benchmarks/test_plot.py)
+PILLOW_TESTS := $(wildcard tests/codecs/test_image*.py tests/codecs/test_jpeg*.py tests/codecs/test_sniff.py tests/codecs/test_pixels.py tests/benchmarks/test_plot.py)
 LONG := slow or fault or service
 GPU := gpu or multigpu
 # As many test processes as there are cores.

@@ -62,7 +62,7 @@ class Loader:
         bad_samples: ``"stop"``, ``"replace"`` or ``"mask"``; most_bad and most_bad_rate: limits of the latter two.
         engine: ``"process"``, ``"thread"`` or ``"inline"``; ``"auto"`` takes the last for fields that need no decoding.
         processes, threads, prefetch: decoder processes; threads of each for decoding (by default the cores of this process over the
-            ranks of the node); slots being filled ahead.
+            ranks of the node and the processes); slots being filled ahead.
         native: ``False``: decode pictures by PIL alone; ``True``: refuse to work without the native decoder.
         isolate: decode nothing in this process, not even the first batches: for pictures that nobody has looked at.
         stall_seconds: how long a batch may take before the decoder is taken for hung.
@@ -139,7 +139,7 @@ class Loader:
             BadSpec(bad_samples, most_bad, most_bad_rate),
             rank,
             world,
-            threads if threads is not None else default_threads(world),
+            threads if threads is not None else max(1, default_threads(world) // processes),
             native,
             False,
             *_steps,
