@@ -18,6 +18,7 @@ import msgspec
 
 RESULTS = Path(__file__).parent / "results"
 REPEATS = 5
+LOAD_BEFORE = os.getloadavg()[0]
 PACKAGES = ("lfdata", "numpy", "msgspec", "zstandard", "xxhash", "torch", "pillow", "pillow-simd", "soundfile", "webdataset")
 
 
@@ -33,7 +34,7 @@ def machine() -> dict[str, Any]:
         "memory_mib": memory,
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "load_before": os.getloadavg()[0],
+        "load_before": LOAD_BEFORE,
     }
 
 
@@ -97,7 +98,8 @@ def read(path: Path) -> dict[str, Any]:
         found = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError) as error:
         raise RecordError(f"{path}: {error}") from error
-    if not isinstance(found, dict) or not {"options", "machine", "results", "date"} <= found.keys():
+    wanted = {"options": dict, "machine": dict, "results": dict, "date": str}
+    if not isinstance(found, dict) or any(not isinstance(found.get(name), kind) for name, kind in wanted.items()):
         raise RecordError(f"{path}: not a record of lfbench")
     return found
 
@@ -109,6 +111,11 @@ def command_line(arguments: Sequence[str]) -> str:
         if kept and kept[-1] == "--output":
             kept.pop()
             continue
+        option, sign, value = argument.partition("=")
+        if option == "--output" and sign:
+            continue
+        if option.startswith("--") and sign and Path(value).is_absolute():
+            argument = f"{option}={'/'.join(Path(value).parts[1:][-2:])}"
         path = Path(argument)
         kept.append("/".join(path.parts[1:][-2:]) if path.is_absolute() else argument)
     return " ".join(shlex.quote(part) for part in ["lfbench", *kept])

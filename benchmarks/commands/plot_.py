@@ -8,7 +8,7 @@ import click
 
 from benchmarks.harness.plot import draw
 from benchmarks.harness.report import REPO
-from benchmarks.record import RESULTS, read
+from benchmarks.record import RESULTS, RecordError, read
 
 
 @click.command("plot")
@@ -27,4 +27,6 @@ def command(records: tuple[Path, ...], output: Path) -> None:
             draw(read(path), output / f"{path.stem}.svg")
         except ModuleNotFoundError as error:
             raise click.ClickException(f"{error.name} is not installed: pip install 'lfdata[plots]'") from error
+        except (RecordError, KeyError) as error:
+            raise click.UsageError(f"{path}: not a record of `lfbench run`: {error}") from error
         click.echo(output / f"{path.stem}.svg")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from benchmarks.harness.report import DOCUMENTS, updated
+from benchmarks.record import RecordError
 
 
 @click.command("report")
@@ -14,7 +15,10 @@ def command(check: bool) -> None:
     stale = []
     for document in DOCUMENTS:
         text = document.read_text()
-        fresh = updated(text)
+        try:
+            fresh = updated(text)
+        except RecordError as error:
+            raise click.ClickException(f"{document.name}: {error}") from error
         if fresh != text:
             stale.append(document.name)
             if not check:

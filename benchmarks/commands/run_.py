@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from benchmarks.harness.environments import HOME
 from benchmarks.harness.report import table
 from benchmarks.harness.runner import SUBJECTS, Options, Runner, as_record, entries_of, subject_module
 from benchmarks.harness.work import WORKLOADS, count_samples
@@ -25,9 +26,12 @@ def _names(context: click.Context, _: click.Parameter, text: str | None) -> list
 
 def _counts(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in text.split(",")) if text else ()
+        counts = tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError as error:
         raise click.BadParameter(f"{text!r}: numbers with commas, such as 1,2,4") from error
+    if any(count < 0 for count in counts):
+        raise click.BadParameter(f"{text!r}: a number of workers is 0 or more")
+    return counts
 
 
 @click.command("run")
@@ -42,9 +46,28 @@ def _counts(_: click.Context, __: click.Parameter, text: str | None) -> tuple[in
     help="Folder of JPEG files (W3: with tokens.npy, W4: of samples as in `lfbench data stamps`).",
 )
 @click.option("--repeats", default=2 * REPEATS, show_default=True, type=click.IntRange(1))
-@click.option("--seconds", default=4.0, show_default=True, help="Least time a repeat is measured, in whole epochs.")
+@click.option(
+    "--seconds",
+    default=4.0,
+    show_default=True,
+    type=click.FloatRange(0, 3600),
+    help="Least time a repeat is measured, in whole epochs.",
+)
 @click.option("--workers", callback=_counts, help="Worker counts to sweep, such as 1,2 (default: each subject's own).")
-@click.option("--step", default=0.16, show_default=True, help="Seconds the consumer of W9 takes for a batch.")
+@click.option(
+    "--step",
+    default=0.16,
+    show_default=True,
+    type=click.FloatRange(0, 3600),
+    help="Seconds the consumer of W9 takes for a batch.",
+)
+@click.option(
+    "--timeout",
+    default=600.0,
+    show_default=True,
+    type=click.FloatRange(1),
+    help="Seconds after which a process is given up on.",
+)
 @click.option("--seed", default=0, show_default=True)
 @click.option(
     "--slow",
@@ -52,7 +75,7 @@ def _counts(_: click.Context, __: click.Parameter, text: str | None) -> tuple[in
     type=click.FloatRange(0, 0.9),
     help="Keep the last subject's processes stopped for this share of the time (0.1: a tenth), to see that it is found.",
 )
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="The record (default: bench-data/records).")
 def command(
     workload: str,
     subjects: list[str],
@@ -61,6 +84,7 @@ def command(
     seconds: float,
     workers: tuple[int, ...],
     step: float,
+    timeout: float,
     seed: int,
     slow: float,
     output: Path | None,
@@ -70,7 +94,7 @@ def command(
     if not samples:
         wanted = "tokens.npy with a whole sequence" if WORKLOADS[workload].source == "tokens" else ".jpg or .jpeg file"
         raise click.UsageError(f"{data}: no {wanted} in it")
-    options = Options(repeats=repeats, seconds=seconds, workers=workers, seed=seed, step=step)
+    options = Options(repeats=repeats, seconds=seconds, workers=workers, seed=seed, step=step, timeout=timeout)
     runner = Runner(WORKLOADS[workload], data, options, lambda text: click.echo(text, err=True))
     floor = runner.memcpy() if runner.work.arrays else None
     entries = entries_of(subjects, slow)
@@ -78,18 +102,20 @@ def command(
     about = {
         "workload": workload,
         "title": WORKLOADS[workload].title,
-        "data": data.name,
-        "data_digest": runner.digest,
+        "data": data.resolve().name,
+        "data_digest": runner.content,
         "samples": samples,
         "repeats": repeats,
         "seconds": seconds,
         "cores": runner.cores,
         "seed": seed,
+        "workers": list(workers),
         "step": step if runner.work.measure == "paced" else None,
         "metric": runner.work.metric,
         "floor_memcpy_samples_s": floor,
     }
-    path = save(f"{workload}-{data.name}", about, as_record(entries, runner.work.metric), output)
+    name = f"{workload}-{data.resolve().name}"
+    path = save(name, about, as_record(entries, runner.work.metric), output or HOME / "records" / f"{name}.json")
     click.echo(table(read(path)))
     click.echo(f"record: {path}")
     if all(entry.status != "ok" for entry in entries):

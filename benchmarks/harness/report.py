@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.statistics import verdict
-from benchmarks.record import RESULTS, RecordError, read
+from benchmarks.record import REPEATS, RESULTS, RecordError, read
 
 REPO = Path(__file__).resolve().parents[2]
 DOCUMENTS = (REPO / "README.md", REPO / "docs" / "benchmarks.md")
@@ -84,7 +84,8 @@ def table(record: dict[str, Any], *, brief: bool = False) -> str:
             rows.append(f"| {title_of(label, found, record)} | {found['status']}: {reason} |{' |' * len(columns)}")
             continue
         against = found.get("first_over_this")
-        ratio = "1" if against is None else f"{against['ratio']:.2f}{'' if against['differs'] else ' (no difference shown)'}"
+        unsure = " (no difference shown)" if record["options"]["repeats"] >= REPEATS else " (too few repeats to tell)"
+        ratio = "1" if against is None else f"{against['ratio']:.2f}{'' if against['differs'] else unsure}"
         title = title_of(label, found, record)
         rows.append(f"| {title} | {ratio} | {' | '.join(figure(found) or '' for _, figure in columns)} |")
     rows += ["", _about(record)]
@@ -119,17 +120,24 @@ def compare(before: dict[str, Any], after: dict[str, Any], *, any_machine: bool 
     Raises:
         RecordError: the records are not of the same workload, data, options and machine, or share no subject.
     """
+    if "workload" not in before["options"] or "workload" not in after["options"]:
+        raise RecordError("only records of `lfbench run` can be compared")
     differing = [name for name in _SAME if before["options"].get(name) != after["options"].get(name)]
-    differing += [name for name in ("cpu", "cores") if before["machine"][name] != after["machine"][name]]
+    differing += [name for name in ("cpu", "cores") if before["machine"].get(name) != after["machine"].get(name)]
     if "workload" in differing or (differing and not any_machine):
         raise RecordError(f"the records differ in {', '.join(dict.fromkeys(differing))}; such figures cannot be compared")
     lines, slower = [], []
     for label, old in before["results"].items():
         new = after["results"].get(label)
-        if new is None or "ok" not in (old["status"], new["status"]):
+        if new is None:
+            lines.append(f"{label}: only in the first record")
             continue
-        if old["status"] != new["status"]:
-            lines.append(f"{label}: was {old['status']}, is {new['status']}: {new['reason'] or old['reason']}")
+        if old.get("status") != "ok" and new.get("status") != "ok":
+            continue
+        if old.get("status") != new.get("status"):
+            lines.append(f"{label}: was {old.get('status')}, is {new.get('status')}: {new.get('reason') or old.get('reason')}")
+            if old.get("status") == "ok":
+                slower.append(label)
             continue
         metric = before["options"].get("metric", "samples_s")
         pair = [new[metric]["repeats"], old[metric]["repeats"]]
@@ -138,7 +146,8 @@ def compare(before: dict[str, Any], after: dict[str, Any], *, any_machine: bool 
         lines.append(f"{label}: {ratio:.3f} of the speed before (p {p:.3g}): {word}")
         if differs and ratio < 1:
             slower.append(label)
-    if not lines:
+    lines += [f"{label}: only in the second record" for label in after["results"] if label not in before["results"]]
+    if not any(label in before["results"] and found.get("status") == "ok" for label, found in after["results"].items()):
         raise RecordError("the records share no subject that ran")
     return lines, slower
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from benchmarks.harness import verify
 from benchmarks.harness.cache import empty, files_below
-from benchmarks.harness.environments import HOME
+from benchmarks.harness.environments import HOME, PACKAGES
 from benchmarks.harness.process import AbsentError, Memory, SubjectError, run
 from benchmarks.harness.statistics import median_bounds, verdict
 from benchmarks.harness.verify import WrongWorkError
@@ -59,6 +60,7 @@ FIGURES = (
 )
 # A run counts as cold while no more of its files than this is in memory.
 MOST_RESIDENT = 0.02
+SAMPLED_FILES = 64
 Say = Callable[[str], None]
 
 
@@ -92,6 +94,11 @@ class Options:
     step: float = 0.0
 
 
+def uses_package(subject: str) -> bool:
+    """Whether a subject is made of this package."""
+    return subject.startswith(("lfdata", "native"))
+
+
 class OtherError(Exception):
     """A subject does not offer the workload."""
 
@@ -101,13 +108,39 @@ def subject_module(name: str) -> Any:
     return importlib.import_module(f"benchmarks.subjects.{name}")
 
 
-def fingerprint(work: Workload, source: Path) -> str:
-    """Digest of a source folder: names, sizes and times of its files."""
+def fingerprint(work: Workload, source: Path, *, times: bool = True) -> str:
+    """Digest of a source folder: names and sizes of its files, and their times; without those, the content of some files instead, so that a
+    copy on another day or machine has the same."""
     digest = hashlib.sha256()
-    for path in source_files(work, source):
+    files = source_files(work, source)
+    for number, path in enumerate(files):
         found = path.stat()
-        digest.update(f"{path.relative_to(source)}\0{found.st_size}\0{found.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+        digest.update(f"{path.relative_to(source)}\0{found.st_size}\0".encode("utf-8", "surrogateescape"))
+        if times:
+            digest.update(b"%d\n" % found.st_mtime_ns)
+        elif number % max(1, len(files) // SAMPLED_FILES) == 0:
+            with open(path, "rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:16]
+
+
+@cache
+def code_digest(package: bool) -> str:
+    """Digest of the harness and the subjects; with ``package``, of this package too, native modules and all."""
+    root = Path(__file__).resolve().parents[2]
+    folders = [root / "benchmarks"] + ([root / "lfdata", root / "tools" / "shard_builder"] if package else [])
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".so", ".c")):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def stored(path: Path, value: Any) -> None:
+    """Keep a value as JSON, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(f".{path.name}.{os.getpid()}")
+    half.write_bytes(msgspec.json.encode(value))
+    half.rename(path)
 
 
 class Runner:
@@ -118,6 +151,7 @@ class Runner:
         self.cores = options.cores or len(os.sched_getaffinity(0))
         self.samples = count_samples(work, self.source)
         self.digest = fingerprint(work, self.source)
+        self.content = fingerprint(work, self.source, times=False)
 
     def _request(self, entry: Entry, mode: str, **more: Any) -> dict[str, Any]:
         base = {"workload": self.work.name, "mode": mode, "source": str(self.source), "prepared": str(entry.prepared)}
@@ -132,6 +166,7 @@ class Runner:
         entry.result["workers_swept"] = list(self.options.workers or probe["workers"])
         entry.result["import_s"] = probe["import_s"]
         entry.result["versions"] = probe["versions"]
+        entry.result["options"] = options_of(subject_module(entry.subject))
         if self.work.measure == "build":
             entry.result["prepare"] = {"seconds": 0.0, "bytes": 0}
         else:
@@ -139,18 +174,20 @@ class Runner:
 
     def _prepared(self, entry: Entry, source: Path, digest: str) -> tuple[Path, dict[str, Any]]:
         module = subject_module(entry.subject)
-        code = hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()[:8]
+        writer = code_digest(True) if uses_package(entry.subject) else Path(module.__file__).read_text()
+        versions = msgspec.json.encode(entry.result.get("versions", {}), order="sorted").decode()
+        code = hashlib.sha256((writer + versions).encode()).hexdigest()[:8]
         place = HOME / "prepared" / f"{module.FORMAT}-{self.work.form}-{digest}-{code}"
-        stored = place / "prepared.json"
-        if not stored.exists():
+        known = place / "prepared.json"
+        if not known.exists():
             shutil.rmtree(place, ignore_errors=True)
             (place / "data").mkdir(parents=True)
             self.say(f"{entry.label}: preparing {module.FORMAT}")
             request = self._request(entry, "prepare") | {"source": str(source), "prepared": str(place / "data")}
             seconds = run(entry.subject, request, self.options.timeout)["seconds"]
             size = folder_bytes(place / "data") or sum(path.stat().st_size for path in source_files(self.work, source))
-            stored.write_bytes(msgspec.json.encode({"seconds": seconds, "bytes": size}))
-        return place / "data", msgspec.json.decode(stored.read_bytes())
+            stored(known, {"seconds": seconds, "bytes": size})
+        return place / "data", msgspec.json.decode(known.read_bytes())
 
     def check(self, entry: Entry) -> None:
         """Raise :class:`WrongWorkError` unless the subject does the work. The same code over the same data is checked once."""
@@ -159,16 +196,13 @@ class Runner:
             entry.result["check"] = msgspec.json.decode(known.read_bytes())
         else:
             self._check(entry)
-            known.parent.mkdir(parents=True, exist_ok=True)
-            known.write_bytes(msgspec.json.encode(entry.result["check"]))
+            stored(known, entry.result["check"])
         if self.work.measure == "resume":
             self._save_state(entry)
 
     def _check_digest(self, entry: Entry) -> str:
         """What a check depends on: the work, the source, the subjects' and the harness's code, versions, and the number of workers."""
-        digest = hashlib.sha256()
-        for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-            digest.update(path.read_bytes())
+        digest = hashlib.sha256(code_digest(uses_package(entry.subject)).encode())
         parts = [entry.subject, self.work.work, self.digest, entry.result["versions"], max(entry.result["workers_swept"])]
         digest.update(msgspec.json.encode(parts, order="sorted"))
         return digest.hexdigest()[:32]
@@ -286,7 +320,7 @@ class Runner:
         """Try the worker counts; the best stays in the result."""
         counts = entry.result["workers_swept"]
         if self.work.measure == "resume":
-            counts = counts[-1:]
+            counts = [max(counts)]
         found = {workers: self.measure(entry, workers)[self.work.metric] for workers in counts}
         entry.result["sweep"] = {str(workers): value for workers, value in found.items()}
         best: int = max(found, key=lambda workers: found[workers])
@@ -333,7 +367,8 @@ class Runner:
         try:
             step(entry)
         except AbsentError as error:
-            hint = "" if "no GPU" in str(error) else f"; `lfbench environment {entry.subject}` installs it"
+            known = entry.subject in PACKAGES and "no GPU" not in str(error)
+            hint = f"; `lfbench environment {entry.subject.rstrip('_')}` installs it" if known else ""
             entry.status, entry.reason = "absent", f"{error}{hint}"
         except OtherError as error:
             entry.status, entry.reason = "not offered", str(error)
@@ -341,8 +376,20 @@ class Runner:
             entry.status, entry.reason = "other work", str(error)
         except SubjectError as error:
             entry.status, entry.reason = "failed", str(error)
+        except Exception as error:
+            # A check that meets what it cannot read must not cost the other subjects their results.
+            entry.status, entry.reason = "failed", f"{type(error).__name__}: {error}"
         if entry.status != "ok":
             self.say(f"{entry.label}: {entry.status} after {time.monotonic() - began:.0f} s: {entry.reason.splitlines()[-1]}")
+
+
+def options_of(module: Any) -> dict[str, Any]:
+    """A subject's settings: its constants. Everything else it sets is in its source, at the record's commit."""
+    return {
+        name.lower().lstrip("_"): value
+        for name, value in vars(module).items()
+        if name.isupper() and isinstance(value, int | float | str) and name not in ("TITLE", "FORMAT")
+    }
 
 
 def entries_of(names: Sequence[str], slow: float = 0.0) -> list[Entry]:
@@ -367,7 +414,7 @@ def as_record(entries: Sequence[Entry], metric: str) -> dict[str, Any]:
             pair = [first.result[metric]["repeats"], entry.result[metric]["repeats"]]
             ratio, p, differs = verdict(*(pair[::-1] if metric == "resume_s" else pair), paired=True)
             results[entry.label]["first_over_this"] = {"of": first.label, "ratio": ratio, "p": p, "differs": differs}
-            if "cpu_s_1000" in entry.result:
-                cpu = [found.result["cpu_s_1000"]["repeats"] for found in (first, entry)]
+            cpu = [found.result.get("cpu_s_1000", {}).get("repeats", [0.0]) for found in (first, entry)]
+            if min(map(min, cpu)) > 0:
                 results[entry.label]["cpu_first_over_this"] = median_bounds([a / b for a, b in zip(*cpu, strict=True)])
     return results

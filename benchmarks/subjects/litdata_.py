@@ -5,6 +5,7 @@ Tokens are stored for its ``TokensLoader``, which knows no keys: every block has
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def prepare(workload: Workload, source: Path, target: Path) -> None:
         how = {"fn": blocks, "inputs": starts, "chunk_size": CHUNK * BLOCK, "item_loader": litdata.TokensLoader()}
     else:
         how = {"fn": record, "inputs": list(enumerate(stored_files(workload, source))), "chunk_bytes": "64MB"}
-    litdata.optimize(output_dir=str(target), num_workers=1, verbose=False, **how)
+    litdata.optimize(output_dir=str(target), num_workers=len(os.sched_getaffinity(0)), verbose=False, **how)
 
 
 def build(workload: Workload, source: Path, target: Path, workers: int) -> None:

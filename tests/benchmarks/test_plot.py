@@ -49,4 +49,4 @@ def test_bars_are_medians_and_extremes(tmp_path: Path) -> None:
         ("A #2", 2.0, 1.0, 4.0),
     ]
     (tmp_path / "no.json").write_bytes(msgspec.json.encode({"options": 1}))
-    assert CliRunner().invoke(plot_.command, [str(tmp_path / "no.json"), "--output", str(tmp_path)]).exit_code == 1
+    assert CliRunner().invoke(plot_.command, [str(tmp_path / "no.json"), "--output", str(tmp_path)]).exit_code == 2

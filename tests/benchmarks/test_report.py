@@ -56,7 +56,7 @@ def test_compare_flags_what_is_outside_the_spread() -> None:
     lines, slower = report.compare(before, after)
     assert [line.rsplit(": ", 1)[1] for line in lines[:3]] == ["no difference shown", "SLOWER", "FASTER"]
     assert "was ok, is absent: no module" in lines[3]
-    assert slower == ["slow"]
+    assert slower == ["slow", "gone"]
 
 
 def test_compare_refuses_what_cannot_be_compared() -> None:
