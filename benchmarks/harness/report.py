@@ -13,7 +13,7 @@ from benchmarks.record import REPEATS, RESULTS, RecordError, read
 REPO = Path(__file__).resolve().parents[2]
 DOCUMENTS = (REPO / "README.md", REPO / "docs" / "benchmarks.md")
 # <!-- record: NAME --> table <!-- end -->; with "brief" after the name, a table of few columns
-_MARKER = re.compile(r"(<!-- record: ([\w.-]+)( brief)? -->\n)(?:.*?\n)?(<!-- end -->)", re.DOTALL)
+_MARKER = re.compile(r"(<!-- record: ([\w.-]+)( brief)? -->\n)(?:.*?\n)??(<!-- end -->)", re.DOTALL)
 # What must be equal for two records to be comparable.
 _SAME = ("workload", "data_digest", "seconds", "cores", "step")
 

@@ -136,3 +136,11 @@ def test_a_record_names_no_machines_paths() -> None:
     assert command_line(arguments) == "lfbench run W2 --data data/tiles --subjects a,b --case 'two words'"
     for path in report.RESULTS.glob("*.json"):
         assert " /" not in read(path)["command"], path.name
+
+
+def test_a_marker_without_a_table_does_not_eat_the_next_section() -> None:
+    name = next(path.stem for path in sorted(report.RESULTS.glob("W*.json")))
+    empty = f"a\n<!-- record: {name} -->\n<!-- end -->\n\n### between\n\n<!-- record: {name} brief -->\n<!-- end -->\nz\n"
+    once = report.updated(empty)
+    assert "### between" in once and once.count("<!-- end -->") == 2 and once.startswith("a\n") and once.endswith("z\n")
+    assert report.updated(once) == once
