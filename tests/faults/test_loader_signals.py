@@ -302,7 +302,7 @@ def test_interrupted_at_random(dataset: Path, place: Path, door: Path) -> None:
 
 @pytest.mark.fault
 def test_interrupted_at_random_often(dataset: Path, place: Path, door: Path) -> None:
-    random_interrupts(dataset, place, 100, 2)
+    random_interrupts(dataset, place, 40, 2)
 
 
 # -- the end of the program -------------------------------------------------------------------------------------------------
