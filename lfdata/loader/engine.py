@@ -22,7 +22,8 @@ import msgspec
 
 from lfdata.errors import DecoderError
 from lfdata.loader import spec as specs
-from lfdata.loader.produce import STARTED, Done, Job, Producer, identity
+from lfdata.loader.jobs import STARTED, Done, Job
+from lfdata.loader.produce import Producer, identity
 from lfdata.loader.serve import END_SECONDS, Lanes
 from lfdata.loader.slots import (
     EPOCH,
@@ -47,8 +48,8 @@ MOST_DECODERS = (PAGE // LANE_BYTES - 1) // LANES
 # Starting a program from a network file system takes its time, whatever a batch may take.
 START_SECONDS = 60.0
 _ASK_SECONDS = 0.5
-# Signals by which a codec ends its process. More crashes than this are no single picture's doing.
 log = logging.getLogger("lfdata")
+# Signals by which a codec ends its process. More crashes than this are no single picture's doing.
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 MOST_CRASHES = 8
 

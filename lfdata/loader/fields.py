@@ -1,9 +1,8 @@
-"""One filler a field: what its part of a batch looks like, how much memory that takes, and how it gets there."""
+"""A filler for each kind of field."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,109 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 import lfdata.transforms as T
-from lfdata.codecs.pixels import CropDecoder
 from lfdata.dataset import ShardDataset
 from lfdata.errors import FormatError, OptionError, SampleError, StorageError
 from lfdata.format.columns import scalar_dtype
-from lfdata.loader.rows import Payloads, Rows, as_sample_error, retried
-from lfdata.loader.slots import Layout, Place
-
-Errors = dict[int, Exception]
-SHAPES, OFFSETS, COUNT, PRESENT = ".shapes", ".offsets", ".count", ".present"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One array of a slot.
-
-    Attributes:
-        name: its name in the batch.
-        place: where it lies, for all rows a slot can have.
-        by: ``""``: row by row; else the name of the array of offsets that cuts it.
-        offsets: whether it is such an array, with one element more than there are rows.
-    """
-
-    name: str
-    place: Place
-    by: str = ""
-    offsets: bool = False
-
-
-class Filler:
-    """Fills the arrays of one field.
-
-    Args:
-        sources: the data sets; each has the field, of one kind.
-        name: the field.
-        rows: rows of a slot.
-    """
-
-    def __init__(self, sources: Sequence[ShardDataset], name: str, rows: int) -> None:
-        self.sources, self.name, self.rows = sources, name, rows
-        # How many of the rows may be one and the same sample (padding, mixtures that repeat).
-        self.repeats = 1
-        self.parts: list[Part] = []
-        # A field that every sample must have needs no column that says so.
-        self.calls_user = False
-        self._optional = any(has_absent(source, name) for source in sources)
-
-    def declare(self, layout: Layout) -> None:
-        """Reserve room."""
-        raise NotImplementedError
-
-    def fill(self, rows: Rows, arrays: dict[str, NDArray[Any]], threads: int) -> Errors:
-        """Fill the arrays (by name, as many rows as ``rows`` has; ragged ones with all the room there is); gives rows that failed."""
-        raise NotImplementedError
-
-    def _add(self, layout: Layout, suffix: str, dtype: Any, shape: tuple[int, ...], by: str = "") -> None:
-        self.parts.append(Part(self.name + suffix, layout.add(dtype, shape), by, suffix == OFFSETS))
-
-    def _add_present(self, layout: Layout) -> None:
-        if self._optional:
-            self._add(layout, PRESENT, bool, (self.rows,))
-
-    def _set_present(self, arrays: dict[str, NDArray[Any]], present: NDArray[np.bool_]) -> None:
-        if self._optional:
-            arrays[self.name + PRESENT][:] = present
-
-    def _params(self, key: str) -> Any:
-        """A parameter of the field that must be the same in all sources."""
-        found = [source.schema[self.name].params.get(key) for source in self.sources]
-        if any(one != found[0] for one in found):
-            raise OptionError(
-                f"field {self.name!r}: {key} is {found[0]!r} in one source and {found[1:]!r} in others; it must be the same"
-            )
-        return found[0]
-
-    def _most(self, column: str, scale: int = 1) -> int:
-        """The largest sum of a size column over as many samples as a slot has rows."""
-        sizes = np.concatenate([source.column(f"{self.name}.{column}") for source in self.sources]).astype(np.int64)
-        return largest_sum(sizes, self.rows, self.repeats) * scale
-
-    def _decoder_calls(self, rows: Rows, found: Payloads, one: Callable[[int, Any], None]) -> Errors:
-        """``one(row, decoded value)`` for every row that has the field."""
-        bad = dict(found.bad)
-        for row in np.flatnonzero(found.present).tolist():
-            if row in bad:
-                continue
-            sizes = {role: data[row] for role, data in found.sizes.items()}
-            if "dims" in sizes:
-                sizes["dims"] = tuple(sizes["dims"].tolist())
-            source = self.sources[int(rows.samples.source[row])]
-            try:
-                one(row, source.decoder(self.name, int(rows.samples.index[row])).decode(found.data[row].data, sizes))
-            except SampleError as error:
-                bad[row] = as_sample_error(error, self.name, rows, row)
-        return bad
-
-
-def has_absent(source: ShardDataset, name: str) -> bool:
-    """Whether some sample lacks the field."""
-    stored = source.manifest.statistics.get(name, {})
-    present = stored.get("present") if isinstance(stored, dict) else None
-    if isinstance(present, int):
-        return present < len(source)
-    return not bool(source.present(name).all())
+from lfdata.loader.filler import (
+    COUNT,
+    OFFSETS,
+    PRESENT,
+    SHAPES,
+    Errors,
+    Filler,
+    flatten,
+    refuse,
+    single,
+)
+from lfdata.loader.images import ImageFiller
+from lfdata.loader.rows import Rows, as_sample_error, retried
+from lfdata.loader.slots import Layout
 
 
 class ScalarFiller(Filler):
@@ -358,148 +271,6 @@ class BytesFiller(Filler):
         return bad
 
 
-class ImageFiller(Filler):
-    """A fixed size: (rows, height, width, channels) uint8. Otherwise pixels one after the other, offsets, and shapes. A Map at the end
-    takes the pixels of a fixed size and gives what it declares.
-    """
-
-    def __init__(
-        self, sources: Sequence[ShardDataset], name: str, rows: int, ops: Sequence[Any], native: bool | None = None
-    ) -> None:
-        super().__init__(sources, name, rows)
-        self._map = ops[-1] if ops and isinstance(ops[-1], T.Map) else None
-        if self._map is not None:
-            self._map.resolve()
-            self._map_place, self.calls_user = len(ops) - 1, True
-            ops = ops[:-1]
-        self._geometry = [op for op in ops if isinstance(op, T.GEOMETRY)]
-        self._pixels = [(place, op) for place, op in enumerate(ops) if isinstance(op, T.PIXELS)]
-        if len(self._geometry) + len(self._pixels) != len(ops) or list(ops[: len(self._geometry)]) != self._geometry:
-            raise OptionError(
-                f"field {name!r}: sizes and crops first, then pixel operations, then a Map; not {[type(op).__name__ for op in ops]}"
-            )
-        self.size = T.output_size(self._geometry)
-        found = {int(c) for source in sources for c in np.unique(source.column(f"{name}.channels")[source.present(name)])}
-        self.channels = 1 if found == {1} else 3
-        self._restart = [bool(source.schema[name].params.get("restart")) for source in sources]
-        self._decoders = [CropDecoder(source.schema[name].params, channels=self.channels, native=native) for source in sources]
-
-    def declare(self, layout: Layout) -> None:
-        if self._map is not None:
-            if self.size is None:
-                raise OptionError(f"field {self.name!r}: pixels for a Map must have a fixed size: end the geometry with a crop")
-            self._add(layout, "", np.dtype(self._map.dtype), (self.rows, *self._map.shape))
-        elif self.size is not None:
-            self._add(layout, "", np.uint8, (self.rows, *self.size, self.channels))
-        else:
-            if self._geometry:
-                raise OptionError(f"field {self.name!r}: the sizes and crops must end in a fixed size")
-            areas = np.concatenate(
-                [
-                    s.column(f"{self.name}.width").astype(np.int64) * s.column(f"{self.name}.height").astype(np.int64)
-                    for s in self.sources
-                ]
-            )
-            most = largest_sum(areas, self.rows, self.repeats)
-            self._add(layout, "", np.uint8, (most * self.channels,), self.name + OFFSETS)
-            self._add(layout, OFFSETS, np.int64, (self.rows + 1,))
-            self._add(layout, SHAPES, np.int64, (self.rows, 3))
-        self._add_present(layout)
-
-    def fill(self, rows: Rows, arrays: dict[str, NDArray[Any]], threads: int) -> Errors:
-        found = rows.read(self.name)
-        self._set_present(arrays, found.present)
-        out = arrays[self.name]
-        if self._map is not None and self.size is not None:
-            out[:] = 0
-            out = np.zeros((len(rows), *self.size, self.channels), np.uint8)
-        bad = dict(found.bad)
-        good = np.array([row for row in np.flatnonzero(found.present).tolist() if row not in bad], np.int64)
-        if self.size is None:
-            self._whole(rows, found, arrays, good, bad, threads)
-            return bad
-        if len(good) < len(rows):
-            out[~found.present] = 0
-        kept = rows.take(good) if len(good) < len(rows) else rows
-        sizes = {role: data[good] for role, data in found.sizes.items()} if len(good) < len(rows) else found.sizes
-        placed = T.place(
-            self._geometry,
-            sizes["width"].astype(np.int64),
-            sizes["height"].astype(np.int64),
-            lambda operation, count: kept.uniform(f"{self.name}/{operation}", count),
-        )
-        for position, reason in placed.bad.items():
-            row = int(good[position])
-            bad[row] = as_sample_error(SampleError("crop", reason), self.name, rows, row)
-        for number, where in kept.by_source():
-            usable = np.array([p for p in where.tolist() if p not in placed.bad], np.int64) if placed.bad else where
-            places = good[usable]
-            aux = None
-            if self._restart[number]:
-                aux = self.sources[number].mcu_rows(self.name, rows.samples.index[places])
-            failed = self._decoders[number].crop_resize(
-                [found.data[row] for row in places.tolist()],
-                {role: data[usable] for role, data in sizes.items()},
-                placed.boxes[usable],
-                placed.flips[usable],
-                out,
-                threads=threads,
-                places=places,
-                aux=aux,
-            )
-            for position, error in failed.items():
-                row = int(places[position])
-                bad[row] = as_sample_error(error, self.name, rows, row)
-        for place, op in self._pixels:
-            u = rows.uniform(f"{self.name}/{place}/{type(op).__name__}", op.draws)
-            for row in good.tolist():
-                if row not in bad:
-                    op.apply(out[row], u[row])
-        if self._map is not None:
-            self._mapped(rows, out, arrays[self.name], good, bad)
-        return bad
-
-    def _mapped(self, rows: Rows, pixels: NDArray[np.uint8], out: NDArray[Any], good: NDArray[np.int64], bad: Errors) -> None:
-        """The user's function of every picture."""
-        assert self._map is not None
-        draws = rows.uniform(f"{self.name}/{self._map_place}/Map", self._map.draws)
-        for row in good.tolist():
-            if row in bad:
-                continue
-            try:
-                out[row] = self._map.apply(pixels[row], draws[row])
-            except SampleError as error:
-                bad[row] = as_sample_error(error, self.name, rows, row)
-
-    def _whole(
-        self, rows: Rows, found: Payloads, arrays: dict[str, NDArray[Any]], good: NDArray[np.int64], bad: Errors, threads: int
-    ) -> None:
-        """Pictures as they are, one after the other."""
-        del threads
-        out, offsets, shapes = arrays[self.name], arrays[self.name + OFFSETS], arrays[self.name + SHAPES]
-        shapes[:] = 0
-        at, usable = 0, set(good.tolist())
-        for row in range(len(rows)):
-            offsets[row] = at
-            if row not in usable:
-                continue
-            sizes = {role: data[row : row + 1] for role, data in found.sizes.items()}
-            width, height = int(sizes["width"][0]), int(sizes["height"][0])
-            end = at + width * height * self.channels
-            view = out[at:end].reshape(1, height, width, self.channels)
-            box = np.array([[0, 0, width, height]], np.float64)
-            decoder = self._decoders[int(rows.samples.source[row])]
-            failed = decoder.crop_resize([found.data[row]], sizes, box, np.zeros(1, bool), view)
-            if failed:
-                bad[row] = as_sample_error(failed[0], self.name, rows, row)
-                continue
-            for place, op in self._pixels:
-                u = rows.take([row]).uniform(f"{self.name}/{place}/{type(op).__name__}", op.draws)
-                op.apply(view[0], u[0])
-            shapes[row], at = (height, width, self.channels), end
-        offsets[len(rows)] = at
-
-
 class MapFiller(Filler):
     """A user's function of the decoded value: (rows, *shape)."""
 
@@ -547,44 +318,9 @@ class MapFiller(Filler):
         return bad
 
 
-def largest_sum(sizes: NDArray[np.int64], rows: int, repeats: int) -> int:
-    """The largest sum of the sizes of as many samples as there are rows, none of them more than ``repeats`` times."""
-    times = max(1, min(rows, repeats))
-    whole, rest = divmod(rows, times)
-    top = sizes if len(sizes) <= whole + 1 else np.partition(sizes, len(sizes) - whole - 1)[-whole - 1 :]
-    top = np.sort(top)[::-1]
-    return int(top[:whole].sum()) * times + int(top[whole : whole + 1].sum()) * rest
-
-
 def plain(filler: Filler) -> bool:
     """Whether a field's values are copied rather than decoded."""
     return isinstance(filler, ScalarFiller | TokensFiller)
-
-
-def single(ops: Sequence[Any], kind: type, name: str) -> Any:
-    """The only operation, of a kind; ``None`` if there is none."""
-    if not ops:
-        return None
-    if len(ops) > 1 or not isinstance(ops[0], kind):
-        raise OptionError(f"field {name!r}: takes one {kind.__name__} at most, not {[type(op).__name__ for op in ops]}")
-    return ops[0]
-
-
-def refuse(ops: Sequence[Any], name: str) -> None:
-    """No operation fits."""
-    if ops:
-        raise OptionError(f"field {name!r}: {type(ops[0]).__name__} does not go with it; a Map takes any value")
-
-
-def flatten(values: Sequence[NDArray[Any]], bad: Errors, out: NDArray[Any], offsets: NDArray[np.int64]) -> None:
-    """Values one after the other; bad rows have none."""
-    at = 0
-    for row, value in enumerate(values):
-        offsets[row] = at
-        if row not in bad:
-            out[at : at + len(value)] = value
-            at += len(value)
-    offsets[len(values)] = at
 
 
 def make_filler(

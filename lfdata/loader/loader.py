@@ -24,9 +24,10 @@ from lfdata.codecs.pixels import native_report
 from lfdata.dataset import ShardDataset
 from lfdata.errors import BadSamplesError, LfdataError, OptionError, StateError
 from lfdata.loader.engine import MOST_DECODERS
-from lfdata.loader.fields import Part
+from lfdata.loader.filler import Part
+from lfdata.loader.jobs import Event
 from lfdata.loader.pipeline import Pipeline, start, stop
-from lfdata.loader.produce import Event, Producer
+from lfdata.loader.produce import Producer
 from lfdata.loader.spec import BadSpec, FieldSpec, OrderSpec, SourceSpec, Spec, differences
 
 STATE_VERSION = 1
@@ -185,7 +186,7 @@ class Loader:
 
     def stats(self) -> dict[str, Any]:
         """Rows delivered to this rank, bad samples met, batches that were copied since the consumer kept others, bytes of the slots, and the
-        last events (:class:`lfdata.loader.produce.Event`)."""
+        last events (:class:`lfdata.loader.jobs.Event`)."""
         slots = self._pipelines[0].slots if self._pipelines else None
         return {
             "rows": self._rows,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lfdata.dataset import ShardDataset
 from lfdata.errors import SampleError
-from lfdata.loader.fields import OFFSETS, Errors, Filler, Part
+from lfdata.loader.filler import OFFSETS, Errors, Filler, Part
 from lfdata.loader.rows import Rows, as_sample_error
 from lfdata.loader.slots import Layout
 from lfdata.order.packing import Packing, Row

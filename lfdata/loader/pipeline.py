@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from lfdata.loader.engine import Engine, InlineEngine, ProcessEngine, ThreadEngine
 from lfdata.loader.fields import plain
-from lfdata.loader.produce import Done, Job, Producer
+from lfdata.loader.jobs import Done, Job
+from lfdata.loader.produce import Producer
 from lfdata.loader.slots import Leases, Slots
 
 # The batch a consumer has, the one it asks for while it still has the other, and one that is being filled meanwhile. More than these are

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from lfdata.loader import spec as specs
-from lfdata.loader.produce import STARTED, Done, Failure, Job, Producer
+from lfdata.loader.jobs import STARTED, Done, Failure, Job
+from lfdata.loader.produce import Producer
 from lfdata.loader.slots import LANES, Slots
 from lfdata.loader.wire import Receiver, send, unpack
 

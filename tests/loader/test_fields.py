@@ -22,7 +22,7 @@ from lfdata import Loader, ShardDataset
 from lfdata.codecs.registry import make_encoder
 from lfdata.errors import KeyMissingError, OptionError
 from lfdata.format.meta import FieldMeta
-from lfdata.loader.fields import largest_sum
+from lfdata.loader.filler import largest_sum
 
 MAP = {"box": [T.Map("mapkit:double", (1,), "float64")], "label": [T.Map("mapkit:noisy", (2,), "float64", random=True)]}
 FIXED: dict[str, Any] = {

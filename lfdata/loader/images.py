@@ -1,0 +1,159 @@
+"""Pictures: cropped to one size, or whole and ragged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import lfdata.transforms as T
+from lfdata.codecs.pixels import CropDecoder
+from lfdata.dataset import ShardDataset
+from lfdata.errors import OptionError, SampleError
+from lfdata.loader.filler import OFFSETS, SHAPES, Errors, Filler, largest_sum
+from lfdata.loader.rows import Payloads, Rows, as_sample_error
+from lfdata.loader.slots import Layout
+
+
+class ImageFiller(Filler):
+    """A fixed size: (rows, height, width, channels) uint8. Otherwise pixels one after the other, offsets, and shapes. A Map at the end
+    takes the pixels of a fixed size and gives what it declares.
+    """
+
+    def __init__(
+        self, sources: Sequence[ShardDataset], name: str, rows: int, ops: Sequence[Any], native: bool | None = None
+    ) -> None:
+        super().__init__(sources, name, rows)
+        self._map = ops[-1] if ops and isinstance(ops[-1], T.Map) else None
+        if self._map is not None:
+            self._map.resolve()
+            self._map_place, self.calls_user = len(ops) - 1, True
+            ops = ops[:-1]
+        self._geometry = [op for op in ops if isinstance(op, T.GEOMETRY)]
+        self._pixels = [(place, op) for place, op in enumerate(ops) if isinstance(op, T.PIXELS)]
+        if len(self._geometry) + len(self._pixels) != len(ops) or list(ops[: len(self._geometry)]) != self._geometry:
+            raise OptionError(
+                f"field {name!r}: sizes and crops first, then pixel operations, then a Map; not {[type(op).__name__ for op in ops]}"
+            )
+        self.size = T.output_size(self._geometry)
+        found = {int(c) for source in sources for c in np.unique(source.column(f"{name}.channels")[source.present(name)])}
+        self.channels = 1 if found == {1} else 3
+        self._restart = [bool(source.schema[name].params.get("restart")) for source in sources]
+        self._decoders = [CropDecoder(source.schema[name].params, channels=self.channels, native=native) for source in sources]
+
+    def declare(self, layout: Layout) -> None:
+        if self._map is not None:
+            if self.size is None:
+                raise OptionError(f"field {self.name!r}: pixels for a Map must have a fixed size: end the geometry with a crop")
+            self._add(layout, "", np.dtype(self._map.dtype), (self.rows, *self._map.shape))
+        elif self.size is not None:
+            self._add(layout, "", np.uint8, (self.rows, *self.size, self.channels))
+        else:
+            if self._geometry:
+                raise OptionError(f"field {self.name!r}: the sizes and crops must end in a fixed size")
+            areas = np.concatenate(
+                [
+                    s.column(f"{self.name}.width").astype(np.int64) * s.column(f"{self.name}.height").astype(np.int64)
+                    for s in self.sources
+                ]
+            )
+            most = largest_sum(areas, self.rows, self.repeats)
+            self._add(layout, "", np.uint8, (most * self.channels,), self.name + OFFSETS)
+            self._add(layout, OFFSETS, np.int64, (self.rows + 1,))
+            self._add(layout, SHAPES, np.int64, (self.rows, 3))
+        self._add_present(layout)
+
+    def fill(self, rows: Rows, arrays: dict[str, NDArray[Any]], threads: int) -> Errors:
+        found = rows.read(self.name)
+        self._set_present(arrays, found.present)
+        out = arrays[self.name]
+        if self._map is not None and self.size is not None:
+            out[:] = 0
+            out = np.zeros((len(rows), *self.size, self.channels), np.uint8)
+        bad = dict(found.bad)
+        good = np.array([row for row in np.flatnonzero(found.present).tolist() if row not in bad], np.int64)
+        if self.size is None:
+            self._whole(rows, found, arrays, good, bad, threads)
+            return bad
+        if len(good) < len(rows):
+            out[~found.present] = 0
+        kept = rows.take(good) if len(good) < len(rows) else rows
+        sizes = {role: data[good] for role, data in found.sizes.items()} if len(good) < len(rows) else found.sizes
+        placed = T.place(
+            self._geometry,
+            sizes["width"].astype(np.int64),
+            sizes["height"].astype(np.int64),
+            lambda operation, count: kept.uniform(f"{self.name}/{operation}", count),
+        )
+        for position, reason in placed.bad.items():
+            row = int(good[position])
+            bad[row] = as_sample_error(SampleError("crop", reason), self.name, rows, row)
+        for number, where in kept.by_source():
+            usable = np.array([p for p in where.tolist() if p not in placed.bad], np.int64) if placed.bad else where
+            places = good[usable]
+            aux = None
+            if self._restart[number]:
+                aux = self.sources[number].mcu_rows(self.name, rows.samples.index[places])
+            failed = self._decoders[number].crop_resize(
+                [found.data[row] for row in places.tolist()],
+                {role: data[usable] for role, data in sizes.items()},
+                placed.boxes[usable],
+                placed.flips[usable],
+                out,
+                threads=threads,
+                places=places,
+                aux=aux,
+            )
+            for position, error in failed.items():
+                row = int(places[position])
+                bad[row] = as_sample_error(error, self.name, rows, row)
+        for place, op in self._pixels:
+            u = rows.uniform(f"{self.name}/{place}/{type(op).__name__}", op.draws)
+            for row in good.tolist():
+                if row not in bad:
+                    op.apply(out[row], u[row])
+        if self._map is not None:
+            self._mapped(rows, out, arrays[self.name], good, bad)
+        return bad
+
+    def _mapped(self, rows: Rows, pixels: NDArray[np.uint8], out: NDArray[Any], good: NDArray[np.int64], bad: Errors) -> None:
+        """The user's function of every picture."""
+        assert self._map is not None
+        draws = rows.uniform(f"{self.name}/{self._map_place}/Map", self._map.draws)
+        for row in good.tolist():
+            if row in bad:
+                continue
+            try:
+                out[row] = self._map.apply(pixels[row], draws[row])
+            except SampleError as error:
+                bad[row] = as_sample_error(error, self.name, rows, row)
+
+    def _whole(
+        self, rows: Rows, found: Payloads, arrays: dict[str, NDArray[Any]], good: NDArray[np.int64], bad: Errors, threads: int
+    ) -> None:
+        """Pictures as they are, one after the other."""
+        del threads
+        out, offsets, shapes = arrays[self.name], arrays[self.name + OFFSETS], arrays[self.name + SHAPES]
+        shapes[:] = 0
+        at, usable = 0, set(good.tolist())
+        for row in range(len(rows)):
+            offsets[row] = at
+            if row not in usable:
+                continue
+            sizes = {role: data[row : row + 1] for role, data in found.sizes.items()}
+            width, height = int(sizes["width"][0]), int(sizes["height"][0])
+            end = at + width * height * self.channels
+            view = out[at:end].reshape(1, height, width, self.channels)
+            box = np.array([[0, 0, width, height]], np.float64)
+            decoder = self._decoders[int(rows.samples.source[row])]
+            failed = decoder.crop_resize([found.data[row]], sizes, box, np.zeros(1, bool), view)
+            if failed:
+                bad[row] = as_sample_error(failed[0], self.name, rows, row)
+                continue
+            for place, op in self._pixels:
+                u = rows.take([row]).uniform(f"{self.name}/{place}/{type(op).__name__}", op.draws)
+                op.apply(view[0], u[0])
+            shapes[row], at = (height, width, self.channels), end
+        offsets[len(rows)] = at

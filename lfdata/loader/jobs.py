@@ -1,0 +1,101 @@
+"""What is asked of a decoder, and what it answers."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import msgspec
+
+import lfdata.errors as errors
+from lfdata.errors import DecoderError, FormatError, LfdataError, SampleError, StorageError
+
+# Number of the answer with which a decoder says that it is ready, or why it cannot be. Jobs count from 1.
+STARTED = 0
+
+
+class Event(msgspec.Struct, frozen=True):
+    """A bad sample: where it is, why, and what was done."""
+
+    epoch: int
+    step: int
+    row: int
+    path: str
+    shard: str
+    index: int
+    key: bytes
+    field: str
+    reason: str
+    action: str
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """An error of a job, as it travels to the loader: its class, what it is made of, and the traceback of one that is not ours."""
+
+    kind: str
+    args: tuple[Any, ...]
+    step: int
+    trace: str = ""
+
+    @classmethod
+    def of(cls, error: Exception, step: int) -> Failure:
+        """From an exception."""
+        kind = type(error).__name__
+        if isinstance(error, SampleError):
+            # A user's function: where it failed.
+            trace = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ is not None else ""
+            return cls(kind, (error.code, error.reason, error.field, error.key, error.path), step, trace)
+        if isinstance(error, FormatError):
+            return cls(kind, (error.file, error.offset, error.reason), step)
+        if isinstance(error, StorageError):
+            return cls(kind, (error.path, error.operation, error.errno, error.reason), step)
+        if isinstance(error, LfdataError):
+            return cls(kind, (str(error),), step)
+        return cls(kind, (str(error),), step, "".join(traceback.format_exception(error)))
+
+    def error(self) -> Exception:
+        """The exception again; what is not ours becomes a :class:`DecoderError` with its traceback."""
+        if self.kind == "SampleError":
+            code, reason, field, key, path = self.args
+            made_sample = SampleError(code, reason, field=field, key=key, path=path)
+            if self.trace:
+                made_sample.add_note(self.trace)
+            return made_sample
+        if self.trace:
+            return DecoderError(f"step {self.step}: {self.kind}: {self.args[0]}\n{self.trace}")
+        kind: Any = getattr(errors, self.kind)
+        made: Exception = kind(*self.args)
+        return made
+
+
+class Job(msgspec.Struct, frozen=True):
+    """Steps of an epoch to be put into a slot.
+
+    Attributes:
+        number: says which answer belongs to it.
+        crashed: samples (source, index) that ended a decoder: bad, whatever they hold.
+        alone: while it is done nothing else is, in its process: there was a crash before, and the next must have one cause.
+        careful: a decoder crashed over this job: try every sample alone first, so that it is known which one did it.
+    """
+
+    number: int
+    epoch: int
+    first: int
+    steps: int
+    slot: int
+    crashed: tuple[tuple[int, int], ...] = ()
+    alone: bool = False
+    careful: bool = False
+
+
+class Done(msgspec.Struct, frozen=True):
+    """A slot is full: steps done, elements of each ragged array in it, and events.
+
+    Fewer steps than the job has: a bad sample in the next one stops the run, and the steps before it come first.
+    """
+
+    number: int
+    steps: int
+    used: dict[str, int] = {}
+    events: tuple[Event, ...] = ()
+    failure: Failure | None = None
