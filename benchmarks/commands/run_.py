@@ -9,14 +9,18 @@ import click
 from benchmarks.harness.environments import HOME
 from benchmarks.harness.report import table
 from benchmarks.harness.runner import SUBJECTS, Options, Runner, as_record, entries_of, subject_module
-from benchmarks.harness.work import WORKLOADS, count_samples
+from benchmarks.harness.work import WORKLOADS, Workload, limited, unusable
 from benchmarks.record import REPEATS, read, save
+
+
+def offering(work: Workload) -> list[str]:
+    """Subjects that have a way to do a workload."""
+    return [name for name in SUBJECTS if work.work in subject_module(name).WORK]
 
 
 def _names(context: click.Context, _: click.Parameter, text: str | None) -> list[str]:
     # By default those that offer the workload; one that is named and does not is in the record as such.
-    offered = [name for name in SUBJECTS if WORKLOADS[context.params["workload"]].work in subject_module(name).WORK]
-    names = [name.strip() for name in text.split(",")] if text else offered
+    names = [name.strip() for name in text.split(",")] if text else offering(WORKLOADS[context.params["workload"]])
     known = {name.rstrip("_"): name for name in SUBJECTS} | {name: name for name in SUBJECTS}
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -75,6 +79,7 @@ def _counts(_: click.Context, __: click.Parameter, text: str | None) -> tuple[in
     type=click.FloatRange(0, 0.9),
     help="Keep the last subject's processes stopped for this share of the time (0.1: a tenth), to see that it is found.",
 )
+@click.option("--limit", type=click.IntRange(1), help="Use that many samples of the folder, spread over it.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="The record (default: bench-data/records).")
 def command(
     workload: str,
@@ -87,25 +92,37 @@ def command(
     timeout: float,
     seed: int,
     slow: float,
+    limit: int | None,
     output: Path | None,
 ) -> None:
     """Measure SUBJECTS doing WORKLOAD on the samples of a folder. docs/benchmarks.md says how."""
-    samples = count_samples(WORKLOADS[workload], data)
-    if not samples:
-        wanted = "tokens.npy with a whole sequence" if WORKLOADS[workload].source == "tokens" else ".jpg or .jpeg file"
-        raise click.UsageError(f"{data}: no {wanted} in it")
+    work = WORKLOADS[workload]
+    reason = unusable(work, data)
+    if reason:
+        raise click.UsageError(f"{data}: {reason}")
+    name = f"{workload}-{data.resolve().name}"
+    if limit is not None:
+        if work.source == "tokens":
+            raise click.UsageError("--limit: tokens are one file; give a folder with a smaller one")
+        data = limited(work, data, limit, HOME / "limited")
     options = Options(repeats=repeats, seconds=seconds, workers=workers, seed=seed, step=step, timeout=timeout)
-    runner = Runner(WORKLOADS[workload], data, options, lambda text: click.echo(text, err=True))
+    runner = Runner(work, data, options, lambda text: click.echo(text, err=True))
     floor = runner.memcpy() if runner.work.arrays else None
     entries = entries_of(subjects, slow)
-    runner.all(entries)
+    interrupted = False
+    try:
+        runner.all(entries)
+    except KeyboardInterrupt:
+        interrupted = True
+        click.echo("interrupted: what was measured goes into the record", err=True)
+    runner.finish(entries)
     about = {
         "workload": workload,
-        "title": WORKLOADS[workload].title,
-        "data": data.resolve().name,
+        "title": work.title,
+        "data": name.partition("-")[2],
         "data_digest": runner.content,
-        "samples": samples,
-        "repeats": repeats,
+        "samples": runner.samples,
+        "repeats": runner.rounds,
         "seconds": seconds,
         "cores": runner.cores,
         "seed": seed,
@@ -113,10 +130,14 @@ def command(
         "step": step if runner.work.measure == "paced" else None,
         "metric": runner.work.metric,
         "floor_memcpy_samples_s": floor,
+        "interrupted": interrupted,
+        "limit": limit,
+        "not_run": [subject_module(other).TITLE for other in offering(work) if other not in subjects],
     }
-    name = f"{workload}-{data.resolve().name}"
     path = save(name, about, as_record(entries, runner.work.metric), output or HOME / "records" / f"{name}.json")
     click.echo(table(read(path)))
     click.echo(f"record: {path}")
+    if interrupted:
+        raise click.exceptions.Exit(130)
     if all(entry.status != "ok" for entry in entries):
         raise click.ClickException("no subject ran")

@@ -39,6 +39,25 @@ def empty(paths: Iterable[Path]) -> tuple[str, float]:
     return how, sum(count for count, _ in resident) / max(1, pages)
 
 
+def memory_limit() -> int:
+    """Bytes of memory, page cache included, that this process may use: the least limit of its control groups, or all there is."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE]
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, inner = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            root = Path("/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup")
+            place = root / inner.lstrip("/")
+            for folder in (place, *place.parents):
+                for name in ("memory.limit_in_bytes", "memory.max"):
+                    with suppress(OSError, ValueError):
+                        limits.append(int((folder / name).read_text()))
+                if folder == root:
+                    break
+    return min(limits)
+
+
 def _resident(path: Path) -> tuple[int, int]:
     """Pages of a file in memory, and all its pages."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping:

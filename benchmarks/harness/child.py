@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.environments import PACKAGES
+from benchmarks.harness.environments import PACKAGES, SAME
 from benchmarks.harness.work import WORKLOADS, Batch, Settings, Workload, folder_bytes, touch
 
 TICK = os.sysconf("SC_CLK_TCK")
@@ -53,7 +53,9 @@ def tree_cpu() -> float:
 def versions(subject: str) -> dict[str, str]:
     """Versions of what a subject is made of, as its environment has them."""
     found = {}
-    for name in dict.fromkeys((*PACKAGES.get(subject, ()), "torch", "numpy", "pillow", "pillow-simd", "torchdata")):
+    pins = PACKAGES.get(SAME.get(subject, subject), ())
+    names = [pin.partition("==")[0] for pin in pins]
+    for name in dict.fromkeys((*names, "torch", "numpy", "pillow", "pillow-simd", "torchdata")):
         with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found

@@ -168,8 +168,8 @@ def _first(texts: Iterator[str], size: int) -> Iterator[str]:
             return
 
 
-def _tiles_again(shorter: int | None) -> Callable[[Path, Path], None]:
-    """The tiles as JPEG of quality 90, 4:2:0, with the shorter side brought down; what data sets hold that were made for training."""
+def _tiles_again(shorter: int | None, quality: int = 90, subsampling: str = "4:2:0") -> Callable[[Path, Path], None]:
+    """The tiles encoded again, with the shorter side brought down; what data sets hold that were made for training."""
 
     def build(unpacked: Path, target: Path) -> None:
         known = set(target.iterdir())
@@ -179,7 +179,7 @@ def _tiles_again(shorter: int | None) -> Callable[[Path, Path], None]:
                 made: Any = picture.convert("RGB")
             if shorter is not None:
                 made = made.resize(resized(made.width, made.height, shorter), Image.Resampling.BICUBIC)
-            made.save(path, quality=90, subsampling="4:2:0")
+            made.save(path, quality=quality, subsampling=subsampling)
 
     return build
 
@@ -190,6 +190,12 @@ RECIPES = {
     ),
     "tiles-256": Recipe(
         "the tiles with a shorter side of 256, as JPEG of quality 90", "CC-BY(-SA), GPL", _PHOTO_PACKAGES, _tiles_again(256)
+    ),
+    "tiles-444": Recipe(
+        "the tiles as 500 x 375 JPEG of quality 99 without chroma subsampling, near to ImageNet's files in size and cost",
+        "CC-BY(-SA), GPL",
+        _PHOTO_PACKAGES,
+        _tiles_again(375, 99, "4:4:4"),
     ),
     "tiles": Recipe(
         "2,120 JPEG tiles of 512 x 384 cut without loss from 64 photos", "CC-BY(-SA), GPL", _PHOTO_PACKAGES, _tiles

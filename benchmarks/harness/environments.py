@@ -12,20 +12,24 @@ from pathlib import Path
 HOME = Path(os.environ.get("LFBENCH_HOME", "bench-data")).resolve()
 """Where environments, fetched data and prepared formats are kept: `bench-data` in the current directory unless LFBENCH_HOME says otherwise."""
 
-# What to install beside the packages of this environment, by subject. Versions as published by 2026-11.
-PACKAGES = {
-    "torch_pillow": ("pillow",),
-    "torch_simplejpeg": ("simplejpeg", "opencv-python-headless"),
-    "lfdata_reader": ("simplejpeg", "opencv-python-headless"),
-    "webdataset_": ("webdataset", "simplejpeg", "opencv-python-headless"),
-    "streaming_": ("mosaicml-streaming", "simplejpeg", "opencv-python-headless"),
-    "litdata_": ("litdata", "simplejpeg", "opencv-python-headless"),
-    "spdl_": ("spdl",),
-    "dali_cpu": ("nvidia-dali-cuda120",),
-    "dali_gpu": ("nvidia-dali-cuda120",),
-    "grain_": ("grain", "array_record", "simplejpeg", "opencv-python-headless"),
-    "ffcv_": ("ffcv",),
+# What to install beside the packages of this environment, by subject: the versions that the committed records were made with.
+_TURBO = ("simplejpeg==1.9.0", "opencv-python-headless==5.0.0.93")
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "torch_pillow": ("pillow==13.0.0",),
+    "torch_simplejpeg": _TURBO,
+    "lfdata_reader": _TURBO,
+    "webdataset_": ("webdataset==1.0.2", *_TURBO),
+    "streaming_": ("mosaicml-streaming==0.13.0", *_TURBO),
+    "litdata_": ("litdata==0.2.76", *_TURBO),
+    "spdl_": ("spdl==0.8.0",),
+    "dali_cpu": ("nvidia-dali-cuda120==2.4.0",),
+    "dali_gpu": ("nvidia-dali-cuda120==2.4.0",),
+    "grain_": ("grain==0.2.18", "array_record==0.8.6", *_TURBO),
+    "ffcv_": ("ffcv==1.0.2",),
 }
+
+# Subjects that run in another one's environment.
+SAME = {"ffcv_raw": "ffcv_"}
 
 # Some peers require torchvision for classes that no subject uses, and its published builds do not import beside every torch. Where this
 # environment has none, the subjects' environments get these files: enough to import, and for pip not to fetch it and another torch.
@@ -40,7 +44,7 @@ TORCHVISION = {
 
 def environment(subject: str) -> Path:
     """Directory of a subject's own environment."""
-    return HOME / "envs" / subject
+    return HOME / "envs" / SAME.get(subject, subject)
 
 
 def interpreter(subject: str) -> str:

@@ -15,14 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness.work import NUMBERS, SAMPLE_RATE, SECONDS, SIDE, TOKENS, image_files
-
-PARTS = ("jpg", "txt", "ogg", "json")
+from benchmarks.harness.work import MULTIMODAL_PARTS, NUMBERS, SAMPLE_RATE, SECONDS, SIDE, TOKENS, image_files
 
 
 def parts_of(source: Path) -> list[dict[str, Path]]:
     """Files of every sample by part; a sample's key is its position here."""
-    return [{part: path.with_suffix(f".{part}") for part in PARTS} for path in image_files(source)]
+    return [{part: path.with_suffix(f".{part}") for part in MULTIMODAL_PARTS} for path in image_files(source)]
 
 
 def numbers(annotation: Mapping[str, Any]) -> list[float]:

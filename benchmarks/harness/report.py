@@ -37,7 +37,7 @@ _COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str | None]], ...] = (
     ("99 % of reads, us", lambda found: _figure(found, "latency_p99_us")),
     ("CPU-s / 1,000", lambda found: _figure(found, "cpu_s_1000")),
     ("CPU-s", lambda found: _figure(found, "cpu_s")),
-    ("MiB anonymous + shared", lambda found: f"{found['memory_mib']['anonymous_shared']:,.0f}"),
+    ("MiB anonymous + shared", lambda found: _memory(found)),
     ("first batch, s", lambda found: _figure(found, "first_batch_s")),
     ("prepared in, s", lambda found: _prepared(found)),
     ("KB a sample", lambda found: f"{found['bytes_sample'] / 1000:,.1f}"),
@@ -53,6 +53,10 @@ def _figure(found: dict[str, Any], name: str, times: float = 1) -> str | None:
     if name not in found:
         return None
     return _spread({key: value * times for key, value in found[name].items() if key != "repeats"})
+
+
+def _memory(found: dict[str, Any]) -> str | None:
+    return f"{found['memory_mib']['anonymous_shared']:,.0f}" if "memory_mib" in found else None
 
 
 def _prepared(found: dict[str, Any]) -> str | None:
@@ -108,14 +112,29 @@ def _about(record: dict[str, Any]) -> str:
     floor = about.get("floor_memcpy_samples_s")
     copying = f" Copying the outputs from memory to memory: {floor['median']:,.0f} samples/s." if floor else ""
     step = f" The consumer takes {about['step']:g} s a batch." if about.get("step") else ""
+    cold = f" {_emptied(record)}" if any("cold" in found for found in record["results"].values()) else ""
+    left = f" Not run: {', '.join(about['not_run'])}." if about.get("not_run") else ""
+    ended = " (interrupted)" if about.get("interrupted") else ""
     return (
         f"{about['workload']}, {about['title']}: {about['samples']:,} samples of `{about['data']}`, {about['repeats']} interleaved "
-        f"repeats on {about['cores']} cores of {machine['cpu']}, {record['date'][:10]}. {better}{copying}{step}"
+        f"repeats{ended} on {about['cores']} cores of {machine['cpu']}, {record['date'][:10]}. {better}{copying}{step}{cold}{left}"
     )
 
 
-def compare(before: dict[str, Any], after: dict[str, Any], *, any_machine: bool = False) -> tuple[list[str], list[str]]:
-    """Lines to print, and the subjects that became slower.
+def _emptied(record: dict[str, Any]) -> str:
+    """How the page cache was emptied, and the most that stayed."""
+    found = [result["cold"] for result in record["results"].values() if "cold" in result]
+    most = max(cold["resident"] for cold in found)
+    ways = sorted({cold["how"] for cold in found})
+    limit = next((f" (limit {cold['limit_mib']:,} MiB)" for cold in found if "limit_mib" in cold), "")
+    return f"Page cache before each run: {', '.join(ways)}{limit}; at most {most:.1%} of the files stayed in it."
+
+
+def compare(
+    before: dict[str, Any], after: dict[str, Any], *, any_machine: bool = False, beside: str | None = None
+) -> tuple[list[str], list[str]]:
+    """Lines to print, and the subjects that became slower. ``beside``: a subject of both records; the others are taken as ratios to
+    it, round by round, so that a machine that is slower today does not count.
 
     Raises:
         RecordError: the records are not of the same workload, data, options and machine, or share no subject.
@@ -126,8 +145,12 @@ def compare(before: dict[str, Any], after: dict[str, Any], *, any_machine: bool 
     differing += [name for name in ("cpu", "cores") if before["machine"].get(name) != after["machine"].get(name)]
     if "workload" in differing or (differing and not any_machine):
         raise RecordError(f"the records differ in {', '.join(dict.fromkeys(differing))}; such figures cannot be compared")
+    if beside is not None and any(record["results"].get(beside, {}).get("status") != "ok" for record in (before, after)):
+        raise RecordError(f"{beside} did not run in both records; take one that did")
     lines, slower = [], []
     for label, old in before["results"].items():
+        if label == beside:
+            continue
         new = after["results"].get(label)
         if new is None:
             lines.append(f"{label}: only in the first record")
@@ -140,7 +163,7 @@ def compare(before: dict[str, Any], after: dict[str, Any], *, any_machine: bool 
                 slower.append(label)
             continue
         metric = before["options"].get("metric", "samples_s")
-        pair = [new[metric]["repeats"], old[metric]["repeats"]]
+        pair = [_series(record, label, metric, beside) for record in (after, before)]
         ratio, p, differs = verdict(*(pair[::-1] if metric == "resume_s" else pair))
         word = "no difference shown" if not differs else "FASTER" if ratio > 1 else "SLOWER"
         lines.append(f"{label}: {ratio:.3f} of the speed before (p {p:.3g}): {word}")
@@ -150,6 +173,13 @@ def compare(before: dict[str, Any], after: dict[str, Any], *, any_machine: bool 
     if not any(label in before["results"] and found.get("status") == "ok" for label, found in after["results"].items()):
         raise RecordError("the records share no subject that ran")
     return lines, slower
+
+
+def _series(record: dict[str, Any], label: str, metric: str, beside: str | None) -> list[float]:
+    values: list[float] = record["results"][label][metric]["repeats"]
+    if beside is None:
+        return values
+    return [value / other for value, other in zip(values, record["results"][beside][metric]["repeats"], strict=True)]
 
 
 def updated(text: str) -> str:

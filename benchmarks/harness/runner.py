@@ -13,14 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from benchmarks.harness import verify
-from benchmarks.harness.cache import empty, files_below
-from benchmarks.harness.environments import HOME, PACKAGES
+from benchmarks.harness.cache import empty, files_below, memory_limit
+from benchmarks.harness.environments import HOME, PACKAGES, SAME
 from benchmarks.harness.process import AbsentError, Memory, SubjectError, run
 from benchmarks.harness.statistics import median_bounds, verdict
 from benchmarks.harness.verify import WrongWorkError
@@ -44,6 +45,8 @@ SUBJECTS = (
     "dali_gpu",
     "grain_",
     "ffcv_",
+    "lfdata_webp",
+    "ffcv_raw",
 )
 COMPARED, MULTIMODAL_COMPARED = 64, 16
 # What a measured run may tell; a record has those that apply.
@@ -61,6 +64,10 @@ FIGURES = (
 # A run counts as cold while no more of its files than this is in memory.
 MOST_RESIDENT = 0.02
 SAMPLED_FILES = 64
+# Worker counts that are this near to the best after one try are tried more often.
+SWEEP_NEAR, SWEEP_TRIES = 0.75, 3
+# What the subjects share: their formats are made with it.
+SHARED = ("files.py", "pixels.py")
 Say = Callable[[str], None]
 
 
@@ -77,6 +84,7 @@ class Entry:
     prepared: Path = Path()
     state: Path = Path()
     position: int = 0
+    repeats: list[dict[str, Any]] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
 
 
@@ -152,6 +160,8 @@ class Runner:
         self.samples = count_samples(work, self.source)
         self.digest = fingerprint(work, self.source)
         self.content = fingerprint(work, self.source, times=False)
+        self.rounds = 0
+        self._unreadable: str | None = None
 
     def _request(self, entry: Entry, mode: str, **more: Any) -> dict[str, Any]:
         base = {"workload": self.work.name, "mode": mode, "source": str(self.source), "prepared": str(entry.prepared)}
@@ -174,7 +184,8 @@ class Runner:
 
     def _prepared(self, entry: Entry, source: Path, digest: str) -> tuple[Path, dict[str, Any]]:
         module = subject_module(entry.subject)
-        writer = code_digest(True) if uses_package(entry.subject) else Path(module.__file__).read_text()
+        shared = "".join(Path(module.__file__).with_name(name).read_text() for name in SHARED)
+        writer = code_digest(True) if uses_package(entry.subject) else Path(module.__file__).read_text() + shared
         versions = msgspec.json.encode(entry.result.get("versions", {}), order="sorted").decode()
         code = hashlib.sha256((writer + versions).encode()).hexdigest()[:8]
         place = HOME / "prepared" / f"{module.FORMAT}-{self.work.form}-{digest}-{code}"
@@ -239,7 +250,7 @@ class Runner:
             if native
             else (verify.RAMP_WIDTH, verify.RAMP_HEIGHT, verify.RAMPS)
         )
-        ramps = HOME / f"ramps-{size[0]}"
+        ramps = HOME / f"ramps-{size[0]}-blue"
         if len(image_files(ramps)) != size[2]:
             shutil.rmtree(ramps, ignore_errors=True)
             verify.write_ramps(ramps, *size)
@@ -307,13 +318,7 @@ class Runner:
                 entry.result["prepare"]["bytes"] = answer["bytes"]
                 return answer
         if self.work.measure == "cold":
-            files = files_below(entry.prepared) or source_files(self.work, self.source)
-            how, resident = empty(files)
-            if resident > MOST_RESIDENT:
-                raise SubjectError(
-                    f"{resident:.0%} of the files' pages stay in memory ({how}); use data larger than memory, or be root"
-                )
-            entry.result["cold"] = {"how": how, "resident": resident}
+            entry.result["cold"] = emptied(files_below(entry.prepared) or source_files(self.work, self.source))
         return run(entry.subject, request, self.options.timeout, memory, entry.slowed)
 
     def sweep(self, entry: Entry) -> int:
@@ -321,32 +326,47 @@ class Runner:
         counts = entry.result["workers_swept"]
         if self.work.measure == "resume":
             counts = [max(counts)]
-        found = {workers: self.measure(entry, workers)[self.work.metric] for workers in counts}
-        entry.result["sweep"] = {str(workers): value for workers, value in found.items()}
-        best: int = max(found, key=lambda workers: found[workers])
-        entry.result["workers"] = best
-        return best
+        tries = {workers: [self._tried(entry, workers)] for workers in counts}
+        best = max(values[0] for values in tries.values())
+        near = [workers for workers, values in tries.items() if values[0] >= SWEEP_NEAR * best]
+        for _ in range(SWEEP_TRIES - 1 if len(near) > 1 else 0):
+            for workers in near:
+                tries[workers].append(self._tried(entry, workers))
+        entry.result["sweep"] = {str(workers): median(values) for workers, values in tries.items()}
+        chosen: int = max(near, key=lambda workers: median(tries[workers]))
+        entry.result["workers"] = chosen
+        return chosen
+
+    def _tried(self, entry: Entry, workers: int) -> float:
+        value: float = self.measure(entry, workers)[self.work.metric]
+        return value
 
     def all(self, entries: Sequence[Entry]) -> None:
         """Everything, filling in the entries. A subject that is absent, fails or does other work is left out and says why."""
         for entry in entries:
             for step in (self.prepare, self.check, self.sweep):
                 self._guard(entry, step)
-        repeats: dict[str, list[dict[str, Any]]] = {entry.label: [] for entry in entries}
         for number in range(self.options.repeats):
-            order = [entry for entry in entries if entry.status == "ok"][:: 1 if number % 2 == 0 else -1]
-            for entry in order:
+            measured: dict[str, dict[str, Any]] = {}
+            for entry in [entry for entry in entries if entry.status == "ok"][:: 1 if number % 2 == 0 else -1]:
 
-                def once(entry: Entry, seed: int = self.options.seed + number) -> None:
-                    repeats[entry.label].append(self.measure(entry, entry.result["workers"], seed))
+                def once(
+                    entry: Entry, seed: int = self.options.seed + number, found: dict[str, dict[str, Any]] = measured
+                ) -> None:
+                    found[entry.label] = self.measure(entry, entry.result["workers"], seed)
 
                 self._guard(entry, once)
-            self.say(f"round {number + 1} of {self.options.repeats}")
+            # A round counts when it is whole, so that rounds stay paired whenever the run is interrupted.
+            for entry in entries:
+                if entry.label in measured:
+                    entry.repeats.append(measured[entry.label])
+            self.rounds = number + 1
+            self.say(f"round {self.rounds} of {self.options.repeats}")
         for entry in entries:
             if entry.status == "ok":
-                self._guard(entry, lambda e: self._finish(e, repeats[e.label]))
+                self._guard(entry, self._watch)
 
-    def _finish(self, entry: Entry, repeats: list[dict[str, Any]]) -> None:
+    def _watch(self, entry: Entry) -> None:
         memory = Memory()
         self.measure(entry, entry.result["workers"], memory=memory)
         entry.result["memory_mib"] = {
@@ -354,6 +374,16 @@ class Runner:
             "file": memory.file,
             "samples": memory.samples,
         }
+
+    def finish(self, entries: Sequence[Entry]) -> None:
+        """Sum up what was measured, after :meth:`all` or where that was interrupted."""
+        for entry in entries:
+            if entry.status == "ok" and entry.repeats:
+                self._sum_up(entry, entry.repeats)
+            elif entry.status == "ok":
+                entry.status, entry.reason = "interrupted", "the run was interrupted before its first round ended"
+
+    def _sum_up(self, entry: Entry, repeats: list[dict[str, Any]]) -> None:
         for name in FIGURES:
             values = [answer[name] for answer in repeats if name in answer]
             if values:
@@ -367,20 +397,52 @@ class Runner:
         try:
             step(entry)
         except AbsentError as error:
-            known = entry.subject in PACKAGES and "no GPU" not in str(error)
-            hint = f"; `lfbench environment {entry.subject.rstrip('_')}` installs it" if known else ""
+            known = SAME.get(entry.subject, entry.subject) in PACKAGES and "no GPU" not in str(error)
+            hint = f"; `lfbench environment {SAME.get(entry.subject, entry.subject).rstrip('_')}` installs it" if known else ""
             entry.status, entry.reason = "absent", f"{error}{hint}"
         except OtherError as error:
             entry.status, entry.reason = "not offered", str(error)
         except WrongWorkError as error:
             entry.status, entry.reason = "other work", str(error)
         except SubjectError as error:
-            entry.status, entry.reason = "failed", str(error)
+            entry.status, entry.reason = "failed", f"{error}{self._broken_source()}"
         except Exception as error:
             # A check that meets what it cannot read must not cost the other subjects their results.
             entry.status, entry.reason = "failed", f"{type(error).__name__}: {error}"
         if entry.status != "ok":
             self.say(f"{entry.label}: {entry.status} after {time.monotonic() - began:.0f} s: {entry.reason.splitlines()[-1]}")
+
+    def _broken_source(self) -> str:
+        """What to add to a failure: the first source picture that cannot be read, if there is one."""
+        if self._unreadable is None:
+            self._unreadable = ""
+            if self.work.source != "tokens":
+                for path in image_files(self.source):
+                    try:
+                        verify.opened(path)
+                    except verify.SourceError as error:
+                        self._unreadable = f"\nsource: {error}"
+                        break
+        return self._unreadable
+
+
+def emptied(files: Sequence[Path]) -> dict[str, Any]:
+    """Empty the page cache of files; how, and what stayed. Where much of it stays, the files must be larger than memory.
+
+    Raises:
+        SubjectError: neither is the case.
+    """
+    how, resident = empty(files)
+    found: dict[str, Any] = {"how": how, "resident": resident}
+    if resident > MOST_RESIDENT:
+        limit, size = memory_limit(), sum(path.stat().st_size for path in files)
+        if size <= limit:
+            raise SubjectError(
+                f"{resident:.0%} of the files' pages stay in memory ({how}), and all of their {size >> 20} MiB fit into this process's "
+                f"memory limit of {limit >> 20} MiB; run as root, use more data, or set a limit (systemd-run --scope -p MemoryMax=...)"
+            )
+        found = {"how": "larger than memory", "resident": resident, "limit_mib": limit >> 20, "files_mib": size >> 20}
+    return found
 
 
 def options_of(module: Any) -> dict[str, Any]:

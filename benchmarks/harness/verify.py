@@ -21,10 +21,16 @@ from benchmarks.harness.work import Workload, centre, draw_crop, image_files, re
 RAMP_WIDTH, RAMP_HEIGHT, RAMPS = 512, 384, 512
 PHOTO_WIDTH, PHOTO_HEIGHT, PHOTOS = 3000, 2000, 64
 P_LIMIT = 0.001
+# Shades of blue that tell the ramps apart; JPEG moves the mean of a crop by less than half a step.
+SHADES, SHADE_STEP = 32, 8
 
 
 class WrongWorkError(Exception):
     """A subject does something else than the workload. The message says what."""
+
+
+class SourceError(Exception):
+    """A source file cannot be used. The message names it."""
 
 
 def check_keys(work: Workload, answer: dict[str, Any], samples: int) -> None:
@@ -48,9 +54,18 @@ def check_keys(work: Workload, answer: dict[str, Any], samples: int) -> None:
         raise WrongWorkError(f"arrays are {found}; the workload asks for {wanted}")
 
 
+def opened(path: Path) -> Any:
+    """A source picture, RGB. Raises :class:`SourceError` where PIL cannot read it."""
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except Exception as error:
+        raise SourceError(f"{path}: {error}; take the file out of the folder, or mend it") from error
+
+
 def reference(path: Path) -> NDArray[np.uint8]:
     """W2's picture: full decode, antialiased bilinear resize, centre crop."""
-    image: Any = Image.open(path).convert("RGB")
+    image = opened(path)
     image = image.resize(resized(*image.size), Image.Resampling.BILINEAR)
     x, y = centre(*image.size)
     return np.asarray(image.crop((x, y, x + 224, y + 224)))
@@ -83,7 +98,7 @@ def check_built(work: Workload, source: Path, kept: Path) -> dict[str, float]:
     worst, end = 0.0, 0
     for key, stop in zip(found["keys"].tolist(), found["ends"].tolist(), strict=True):
         image: Any = Image.open(io.BytesIO(found["data"][end:stop].tobytes()))
-        original: Any = Image.open(files[key]).convert("RGB")
+        original = opened(files[key])
         wanted = original.resize(resized(*original.size), Image.Resampling.BILINEAR)
         # Rounding of the longer side is left to the subject.
         if image.format != "JPEG" or max(abs(a - b) for a, b in zip(image.size, wanted.size, strict=True)) > 1:
@@ -156,16 +171,37 @@ def check_tokens(source: Path, kept: Path) -> dict[str, float]:
     return {"compared": len(found["keys"])}
 
 
+def shade(key: int) -> int:
+    """The blue of a ramp: one of 32, so that a picture under a wrong key is seen 31 times out of 32."""
+    return SHADE_STEP // 2 + SHADE_STEP * (hashlib.sha256(b"%d" % key).digest()[0] % SHADES)
+
+
 def write_ramps(folder: Path, width: int = RAMP_WIDTH, height: int = RAMP_HEIGHT, count: int = RAMPS) -> None:
-    """Pictures whose red is the x coordinate and whose green is the y coordinate, so that a crop tells where it comes from."""
+    """Pictures whose red is the x coordinate and whose green is the y coordinate, so that a crop tells where it comes from; the blue tells
+    the key."""
     folder.mkdir(parents=True)
     x = np.linspace(0, 255, width)[None, :].repeat(height, 0)
     y = np.linspace(0, 255, height)[:, None].repeat(width, 1)
-    pixels = np.stack([x, y, np.full_like(x, 128)], 2).round().astype(np.uint8)
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "JPEG", quality=98, subsampling=0)
-    for number in range(count):
-        (folder / f"{number:06d}.jpg").write_bytes(out.getvalue())
+    made: dict[int, bytes] = {}
+    for key in range(count):
+        blue = shade(key)
+        if blue not in made:
+            pixels = np.stack([x, y, np.full_like(x, blue)], 2).round().astype(np.uint8)
+            out = io.BytesIO()
+            Image.fromarray(pixels).save(out, "JPEG", quality=98, subsampling=0)
+            made[blue] = out.getvalue()
+        (folder / f"{key:06d}.jpg").write_bytes(made[blue])
+
+
+def check_shades(keys: list[int], images: NDArray[np.uint8]) -> None:
+    """Every ramp must come under its own key."""
+    inner = slice(images.shape[1] // 8, -(images.shape[1] // 8))
+    blue = images[:, inner, inner, 2].mean((1, 2)) if len(images) else np.zeros(0)
+    for key, found in zip(keys, blue.tolist(), strict=True):
+        if abs(found - shade(key)) > SHADE_STEP / 2:
+            raise WrongWorkError(
+                f"key {key} came with another key's picture: the blue is {found:.1f}; {shade(key)} was written"
+            )
 
 
 def rectangle(image: NDArray[np.uint8]) -> tuple[float, float, bool]:
@@ -180,7 +216,9 @@ def rectangle(image: NDArray[np.uint8]) -> tuple[float, float, bool]:
 
 def check_crops(kept: Path) -> dict[str, float]:
     """Compare the crops of the ramp pictures with the stated distribution."""
-    images = np.load(kept, allow_pickle=False)["image"]
+    found = np.load(kept, allow_pickle=False)
+    images = found["image"]
+    check_shades(found["keys"].tolist(), images)
     crops = [rectangle(image) for image in images]
     rng = random.Random(0)
     drawn = [draw_crop(rng, RAMP_WIDTH, RAMP_HEIGHT)[2:] for _ in range(20 * len(crops))]
@@ -204,7 +242,9 @@ def check_crops(kept: Path) -> dict[str, float]:
 
 def check_native(kept: Path) -> dict[str, float]:
     """Crops of the large ramp pictures: of native size, and anywhere with the same probability."""
-    images = np.load(kept, allow_pickle=False)["image"].astype(np.float64)
+    found = np.load(kept, allow_pickle=False)
+    check_shades(found["keys"].tolist(), found["image"])
+    images = found["image"].astype(np.float64)
     places: list[list[float]] = []
     for image in images:
         place = []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 JPEG_SUFFIXES = (".jpg", ".jpeg")
+MULTIMODAL_PARTS = ("jpg", "txt", "ogg", "json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +193,43 @@ def count_samples(work: Workload, source: Path) -> int:
     if work.source == "tokens":
         return len(sequences(source)) if source_files(work, source) else 0
     return len(image_files(source))
+
+
+def unusable(work: Workload, source: Path) -> str:
+    """Why a folder cannot be a workload's source; empty if it can."""
+    samples = count_samples(work, source)
+    if work.source == "tokens":
+        return "" if samples else "no tokens.npy with a whole sequence in it"
+    if not samples:
+        return "no .jpg or .jpeg file in it"
+    if work.source == "multimodal":
+        wanted = [source / "tokenizer.json"]
+        wanted += [path.with_suffix(f".{part}") for path in image_files(source) for part in MULTIMODAL_PARTS]
+        missing = [path for path in wanted if not path.is_file()]
+        return f"{len(missing)} files are missing that belong to a sample, {missing[0].name} first" if missing else ""
+    if work.measure == "resume" and samples <= work.batch:
+        return f"{samples} pictures are one batch of {work.batch} or less: there is no batch before 90 % of the epoch"
+    return ""
+
+
+def limited(work: Workload, source: Path, limit: int, home: Path) -> Path:
+    """A folder below ``home`` with ``limit`` samples of a source, spread over it evenly: hard links, or copies on another file system."""
+    pictures = image_files(source)
+    count = min(limit, len(pictures))
+    chosen = [pictures[number * len(pictures) // count] for number in range(count)]
+    place = home / hashlib.sha256(f"{source.resolve()}\0{limit}\0{work.source}".encode()).hexdigest()[:16]
+    shutil.rmtree(place, ignore_errors=True)
+    parts = MULTIMODAL_PARTS if work.source == "multimodal" else ()
+    files = [file for path in chosen for file in (path, *(path.with_suffix(f".{part}") for part in parts if part != "jpg"))]
+    files += [source / "tokenizer.json"] if parts else []
+    for file in files:
+        target = place / file.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(file, target)
+        except OSError:
+            shutil.copy2(file, target)
+    return place
 
 
 def sweep(cores: int) -> list[int]:

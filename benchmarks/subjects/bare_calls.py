@@ -1,12 +1,12 @@
 """Not a loader but a floor: the bare calls alone. Pictures: decoder and resize, on threads, over files that are already in memory; tokens:
-one numpy gather a batch from a mapped array in the page cache; building: decode, resize and encode on
-threads, into one file."""
+one numpy gather a batch from a mapped array in the page cache; reads: a copy of bytes that are in memory; samples of several parts: the
+plain worker's libraries with libjpeg-turbo, on threads; building: decode, resize and encode on threads, into one file."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,18 @@ import numpy as np
 
 from benchmarks.harness.work import Batch, Settings, Workload, image_files, resized, sequences, sweep
 from benchmarks.subjects import torch_pil
-from benchmarks.subjects.pixels import with_turbo
+from benchmarks.subjects.files import decoder, read, stored_files
 
 TITLE = "floor: the bare calls"
 IMPORTS = ("simplejpeg", "cv2")
 FORMAT = "files"
-WORK = ("crop", "centre", "native", "tokens", "build")
+WORK = ("crop", "centre", "native", "tokens", "multimodal", "bytes", "build")
 prepare = torch_pil.prepare
 
 
 def workers(workload: Workload, cores: int) -> list[int]:
     """Threads."""
-    return [1] if workload.work == "tokens" else sweep(cores)
+    return {"tokens": [1], "bytes": [0]}.get(workload.work, sweep(cores))
 
 
 def batches(workload: Workload, prepared: Path, settings: Settings) -> Iterator[Iterator[Batch]]:
@@ -44,8 +44,9 @@ def _tokens(workload: Workload, settings: Settings) -> Iterator[Iterator[Batch]]
 
 
 def _pictures(workload: Workload, settings: Settings) -> Iterator[Iterator[Batch]]:
-    data = [path.read_bytes() for path in image_files(settings.source)]
-    decode = with_turbo(workload)
+    data = [read(paths) for paths in stored_files(workload, settings.source)]
+    decode = decoder(workload, settings.source)
+    several = workload.work == "multimodal"
     order = random.Random(settings.seed)
     random.seed(settings.seed)
     pool = ThreadPoolExecutor(settings.workers)
@@ -55,16 +56,24 @@ def _pictures(workload: Workload, settings: Settings) -> Iterator[Iterator[Batch
         order.shuffle(keys)
         for start in range(0, len(keys), workload.batch):
             mine = keys[start : start + workload.batch]
-            out = np.empty((len(mine), 224, 224, 3), np.uint8)
+            out = {name: np.empty((len(mine), *shape), dtype) for name, (shape, dtype) in workload.arrays.items()}
 
-            def one(row: int, mine: list[int] = mine, out: Any = out) -> None:
-                out[row] = decode(data[mine[row]])
+            def one(row: int, mine: list[int] = mine, out: dict[str, Any] = out) -> None:
+                found = decode(data[mine[row]])
+                for name, array in (found if several else {"image": found}).items():
+                    out[name][row] = array
 
             list(pool.map(one, range(len(mine)), chunksize=4))
-            yield Batch(mine, {"image": out})
+            yield Batch(mine, out)
 
     while True:
         yield epoch()
+
+
+def reader(workload: Workload, prepared: Path, settings: Settings) -> Callable[[int], bytes]:
+    """A copy of what is in memory."""
+    data = [path.read_bytes() for path in image_files(settings.source)]
+    return lambda key: bytes(memoryview(data[key]))
 
 
 def build(workload: Workload, source: Path, target: Path, workers: int) -> None:

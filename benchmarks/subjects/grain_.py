@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import multimodal
-from benchmarks.harness.work import Batch, Settings, Workload, image_files, sequences, sweep
+from benchmarks.harness.work import MULTIMODAL_PARTS, Batch, Settings, Workload, image_files, sequences, sweep
 from benchmarks.subjects.files import decoder, read, shrunk, stored_files
 
 TITLE = "Grain + simplejpeg + cv2"
@@ -46,9 +45,9 @@ def packed(parts: list[bytes]) -> bytes:
 
 def unpacked(data: bytes) -> dict[str, bytes]:
     """Parts of a multimodal sample by name."""
-    at = len(multimodal.PARTS) * SIZE_BYTES
+    at = len(MULTIMODAL_PARTS) * SIZE_BYTES
     found = {}
-    for part, size in zip(multimodal.PARTS, np.frombuffer(data, np.uint32, len(multimodal.PARTS)).tolist(), strict=True):
+    for part, size in zip(MULTIMODAL_PARTS, np.frombuffer(data, np.uint32, len(MULTIMODAL_PARTS)).tolist(), strict=True):
         found[part] = data[at : at + size]
         at += size
     return found

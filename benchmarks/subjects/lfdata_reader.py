@@ -45,8 +45,13 @@ def prepare(workload: Workload, source: Path, target: Path) -> None:
         rows = [{part: path.name for part, path in parts.items()} for parts in multimodal.parts_of(source)]
         _convert(source, target, rows, ["image:image=jpg@file,codec=keep", tokens, audio, "annotation:json=json@file"])
         return
+    convert_pictures(source, target, _PICTURES.get(workload.work, "codec=keep"))
+
+
+def convert_pictures(source: Path, target: Path, codec: str, *options: str) -> None:
+    """A folder of pictures, stored as ``codec`` says."""
     rows = [{"file": str(path.relative_to(source))} for path in image_files(source)]
-    _convert(source, target, rows, [f"image:image=file@file,{_PICTURES.get(workload.work, 'codec=keep')}"])
+    _convert(source, target, rows, [f"image:image=file@file,{codec}"], *options)
 
 
 def _convert(source: Path, target: Path, rows: list[dict[str, str]], fields: list[str], *options: str) -> None:
@@ -62,8 +67,7 @@ def _convert(source: Path, target: Path, rows: list[dict[str, str]], fields: lis
 
 def build(workload: Workload, source: Path, target: Path, workers: int) -> None:
     """By ``shard-builder``, start-up and all."""
-    rows = [{"file": str(path.relative_to(source))} for path in image_files(source)]
-    _convert(source, target, rows, ["image:image=file@file,codec=jpeg,quality=90,shorter=256"], "--workers", str(workers))
+    convert_pictures(source, target, "codec=jpeg,quality=90,shorter=256", "--workers", str(workers))
 
 
 def stored(workload: Workload, target: Path) -> Iterator[tuple[int, bytes]]:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import multimodal
-from benchmarks.harness.work import SEQUENCE, Batch, Settings, Workload, image_files, sequences, sweep
+from benchmarks.harness.work import MULTIMODAL_PARTS, SEQUENCE, Batch, Settings, Workload, image_files, sequences, sweep
 from benchmarks.subjects import torch_pil
 from benchmarks.subjects.files import decoder, read, shrunk, stored_files
 
@@ -20,7 +19,7 @@ WORK = ("crop", "centre", "native", "tokens", "multimodal", "bytes", "build")
 PICTURE = {"jpg": "bytes", "key": "int"}
 COLUMNS = {
     "tokens": {"tokens": f"ndarray:uint16:{SEQUENCE}", "key": "int"},
-    "multimodal": dict.fromkeys(multimodal.PARTS, "bytes") | {"key": "int"},
+    "multimodal": dict.fromkeys(MULTIMODAL_PARTS, "bytes") | {"key": "int"},
 }
 
 

@@ -72,6 +72,26 @@ def test_compare_refuses_what_cannot_be_compared() -> None:
         report.compare(before, _record(b=BASE))
 
 
+def test_ratios_to_a_subject_of_both_do_not_mind_a_slower_machine() -> None:
+    before = _record(bare=BASE, same=[2 * x for x in BASE], slow=BASE)
+    after = _record(bare=[x / 2 for x in BASE], same=BASE, slow=[x * 0.4 for x in BASE])
+    assert report.compare(before, after)[1] == ["bare", "same", "slow"]
+    lines, slower = report.compare(before, after, beside="bare")
+    assert len(lines) == 2 and slower == ["slow"]
+    with pytest.raises(RecordError, match="nobody did not run in both"):
+        report.compare(before, after, beside="nobody")
+
+
+def test_captions_tell_how_it_was_measured() -> None:
+    record = _record(a=BASE)
+    record["options"] |= {"not_run": ["DALI"], "interrupted": True}
+    del record["results"]["a"]["memory_mib"]
+    record["results"]["a"]["cold"] = {"how": "larger than memory", "resident": 0.25, "limit_mib": 64, "files_mib": 99}
+    text = report.table(record)
+    assert "(interrupted)" in text and "Not run: DALI." in text and "anonymous" not in text
+    assert "Page cache before each run: larger than memory (limit 64 MiB); at most 25.0% of the files stayed in it." in text
+
+
 def test_the_command_compares(tmp_path: Path) -> None:
     for name, record in {"a": _record(x=BASE), "b": _record(x=[x / 2 for x in BASE]), "c": {"options": 1}}.items():
         (tmp_path / name).write_bytes(msgspec.json.encode(record))

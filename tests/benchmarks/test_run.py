@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from PIL import Image
 from benchmarks.commands import run_
 from benchmarks.harness import environments, process, runner, verify
 from benchmarks.harness.process import AbsentError, Memory, SubjectError
+from benchmarks.harness.work import WORKLOADS
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +80,7 @@ def _results(home: Path, workload: str, source: Path, subjects: str, *more: obje
 def test_multimodal_samples(home: Path) -> None:
     for module in ("simplejpeg", "tokenizers", "soxr"):
         pytest.importorskip(module)
-    found = _results(home, "W4", write_source(home), "lfdata_reader,torch_pil", "--workers", "0", "--seconds", "0.5")
+    found = _results(home, "W4", write_source(home), "lfdata_reader,torch_pil,bare_calls", "--workers", "1", "--seconds", "0.1")
     for result in found.values():
         assert result["check"]["compared"] == 3 and result["check"]["worst_audio_difference"] < 0.01
 
@@ -88,7 +90,7 @@ def test_building_and_single_reads(pictures: Path, home: Path) -> None:
     for result in _results(home, "W5", pictures, "lfdata_reader,bare_calls", "--workers", "2").values():
         assert result["check"]["compared"] == 24 and result["bytes_sample"] > 1000 and result["samples_s"]["median"] > 1
     assert not list((home / "scratch").iterdir()), "what was built is left over"
-    for result in _results(home, "W6", pictures, "lfdata_reader,torch_pil").values():
+    for result in _results(home, "W6", pictures, "lfdata_reader,torch_pil,bare_calls").values():
         assert result["check"]["compared"] == 24
         assert 0 < result["latency_p50_us"]["median"] <= result["latency_p99_us"]["median"]
 
@@ -116,26 +118,6 @@ def test_resuming_gives_the_rest_of_the_epoch(home: Path, tmp_path: Path) -> Non
     for result in found.values():
         assert result["epoch"] == {"missing": 0, "again": 0} and result["resume_s"]["median"] > 0
     assert [result["loads_state"] for result in found.values()] == [True, True, False]
-    # Half of the time more is found, and called worse.
-    output = home / "r.json"
-    run = _run(
-        "W8",
-        "--data",
-        pictures,
-        "--subjects",
-        "bare_calls,bare_calls",
-        "--workers",
-        "1",
-        "--repeats",
-        "5",
-        "--slow",
-        "0.5",
-        "--output",
-        output,
-    )
-    assert run.exit_code == 0, run.output
-    against = json.loads(output.read_text())["results"]["bare_calls#2"]["first_over_this"]
-    assert against["differs"] and against["ratio"] > 1.5
 
 
 @pytest.mark.slow
@@ -179,6 +161,51 @@ def test_failures_are_named(pictures: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.jpg").write_bytes(b"no picture")
     with pytest.raises(SubjectError, match="UnidentifiedImageError"):
         process.run("torch_pil", _request(tmp_path), 60)
+
+
+def test_a_broken_source_file_is_named(pictures: Path, home: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(pictures, source)
+    (source / "05.jpg").write_bytes(b"no picture")
+    run = _run(
+        "W2", "--data", source, "--subjects", "torch_pil", "--workers", "0", "--repeats", "1", "--output", home / "r.json"
+    )
+    assert run.exit_code == 1 and f"source: {source / '05.jpg'}" in run.output and "mend it" in run.output
+
+
+def test_an_interruption_keeps_whole_rounds(pictures: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    measure = runner.Runner.measure
+
+    def interrupted(self: Any, entry: Any, *arguments: Any, **more: Any) -> Any:
+        calls.append(entry.label)
+        if len(calls) == 6:  # two sweeps, one round and half of another
+            raise KeyboardInterrupt
+        return measure(self, entry, *arguments, **more)
+
+    monkeypatch.setattr(runner.Runner, "measure", interrupted)
+    options = ("--seconds", "0.01", "--workers", "0", "--output", home / "r.json")
+    run = _run("W2", "--data", pictures, "--subjects", "torch_pil,torch_pil", *options)
+    assert run.exit_code == 130 and "interrupted" in run.output
+    record = json.loads((home / "r.json").read_text())
+    assert record["options"]["repeats"] == 1 and record["options"]["interrupted"]
+    assert [len(found["samples_s"]["repeats"]) for found in record["results"].values()] == [1, 1]
+
+
+def test_counts_that_are_near_are_tried_again(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first try flatters 2 workers; the median of three does not.
+    rates = {0: iter([10.0]), 1: iter([90.0, 95.0, 96.0]), 2: iter([100.0, 80.0, 81.0])}
+    tried: list[int] = []
+
+    def measure(self: Any, entry: Any, workers: int) -> dict[str, float]:
+        tried.append(workers)
+        return {"samples_s": next(rates[workers])}
+
+    monkeypatch.setattr(runner.Runner, "measure", measure)
+    entry = runner.Entry("a", "torch_pil", result={"workers_swept": [0, 1, 2]})
+    sweep = runner.Runner(WORKLOADS["W2"], pictures, runner.Options(), print).sweep
+    assert sweep(entry) == 1 and entry.result["sweep"] == {"0": 10.0, "1": 95.0, "2": 81.0}
+    assert tried == [0, 1, 2, 1, 2, 1, 2]
 
 
 def test_memory_counts_children_and_leaves_none(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:

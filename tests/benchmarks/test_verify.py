@@ -14,9 +14,10 @@ import pytest
 from multimodalkit import write_source
 from PIL import Image
 
-from benchmarks.harness import cache, multimodal, verify
+from benchmarks.harness import cache, multimodal, runner, verify
+from benchmarks.harness.process import SubjectError
 from benchmarks.harness.verify import WrongWorkError
-from benchmarks.harness.work import WORKLOADS, draw_crop, image_files
+from benchmarks.harness.work import WORKLOADS, draw_crop, image_files, limited, unusable
 
 W1, W2 = WORKLOADS["W1"], WORKLOADS["W2"]
 KINDS = [("image", (224, 224, 3), "uint8")]
@@ -103,7 +104,7 @@ def _crops(ramp: Any, path: Path, draw: Any, flip: float = 0.5, count: int = 600
         x, y, w, h = draw(rng)
         image = np.asarray(ramp.crop((x, y, x + w, y + h)).resize((224, 224), Image.Resampling.BILINEAR))
         images.append(image[:, ::-1] if rng.random() < flip else image)
-    np.savez(path, image=np.stack(images))
+    np.savez(path, image=np.stack(images), keys=np.zeros(count, np.int64))
     return path
 
 
@@ -130,6 +131,18 @@ def test_distributions_of_crops(ramp: Any, tmp_path: Path) -> None:
     ]:
         with pytest.raises(WrongWorkError, match=words):
             verify.check_crops(_crops(ramp, tmp_path / f"{name}.npz", draw, flip))
+
+
+def test_every_ramp_comes_under_its_own_key(tmp_path: Path) -> None:
+    verify.write_ramps(tmp_path / "ramps", 64, 48, 64)
+    images = np.stack([np.asarray(Image.open(path).resize((56, 56))) for path in image_files(tmp_path / "ramps")])
+    verify.check_shades(list(range(64)), images)
+    verify.check_shades([], images[:0])
+    with pytest.raises(WrongWorkError, match="another key's picture"):
+        verify.check_shades(list(range(64)), np.roll(images, 1, 0))
+    swapped = next(key for key in range(1, 64) if verify.shade(key) != verify.shade(0))
+    with pytest.raises(WrongWorkError, match="key 0 came"):
+        verify.check_shades([0, swapped], images[[swapped, 0]])
 
 
 def test_built_pictures_are_of_the_size_and_the_source(tmp_path: Path) -> None:
@@ -201,7 +214,7 @@ def test_native_crops_lie_anywhere_and_keep_their_scale(tmp_path: Path) -> None:
         for _ in range(400):
             x, y = left(photo.shape[1] - size), int(rng.integers(0, photo.shape[0] - size + 1))
             crops.append(np.asarray(Image.fromarray(photo[y : y + size, x : x + size]).resize((224, 224))))
-        np.savez(tmp_path / "kept.npz", image=np.stack(crops))
+        np.savez(tmp_path / "kept.npz", image=np.stack(crops), keys=np.zeros(400, np.int64))
         return tmp_path / "kept.npz"
 
     assert verify.check_native(kept(224, lambda room: int(rng.integers(0, room + 1))))["crops"] == 400
@@ -222,3 +235,32 @@ def test_the_page_cache_is_emptied(tmp_path: Path) -> None:
     if resident:
         pytest.skip(f"this file system keeps {resident:.0%} of a file in memory")
     assert cache._resident(path)[0] == 0
+
+
+def test_files_that_stay_in_memory_must_be_larger_than_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(bytes(3 << 20))
+    monkeypatch.setattr(runner, "empty", lambda files: ("fadvise", 0.5))
+    with pytest.raises(SubjectError, match="50% of the files' pages stay in memory .* memory limit of"):
+        runner.emptied([tmp_path / "file"])
+    monkeypatch.setattr(runner, "memory_limit", lambda: 2 << 20)
+    found = runner.emptied([tmp_path / "file"])
+    assert found == {"how": "larger than memory", "resident": 0.5, "limit_mib": 2, "files_mib": 3}
+    assert 64 << 20 < cache.memory_limit() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+
+
+def test_what_a_folder_lacks_is_named(tmp_path: Path) -> None:
+    source = write_source(tmp_path)
+    assert unusable(WORKLOADS["W4"], source) == ""
+    (source / "tokenizer.json").unlink()
+    next(source.glob("*.ogg")).unlink()
+    assert "2 files are missing that belong to a sample, tokenizer.json first" in unusable(WORKLOADS["W4"], source)
+    assert "one batch of 64 or less" in unusable(WORKLOADS["W8"], source)
+
+
+def test_a_part_of_a_source_is_spread_over_it(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "whole")
+    names = [path.name for path in image_files(source)]
+    part = limited(WORKLOADS["W4"], source, 2, tmp_path / "parts")
+    assert [path.name for path in image_files(part)] == [names[0], names[len(names) // 2]]
+    assert unusable(WORKLOADS["W4"], part) == ""
+    assert len(image_files(limited(WORKLOADS["W2"], source, 99, tmp_path / "parts"))) == len(names)
