@@ -59,12 +59,19 @@ def _loader(workload: Workload, prepared: Path, settings: Settings) -> Any:
     )
 
 
-def _batch(workload: Workload, found: dict[str, Any]) -> Batch:
+def _epoch(workload: Workload, loader: Any) -> Iterator[Batch]:
+    # A loader that goes on from a state counts from there.
+    last = len(loader) - 1
+    done = loader.state_dict()["samples"] // workload.batch
+    return (_batch(workload, found, number == last) for number, found in enumerate(loader, done))
+
+
+def _batch(workload: Workload, found: dict[str, Any], last: bool) -> Batch:
     import torch
 
-    mask = found["__mask__"]
-    if not mask[-1]:
-        # The last batch of an epoch: without the rows that fill it up.
+    if last:
+        # Without the rows that fill it up.
+        mask = found["__mask__"]
         found = {name: array[mask] for name, array in found.items() if len(array) == len(mask)}
     if workload.work == "tokens":
         return Batch(found["__index__"], {"tokens": found["tokens"]})
@@ -82,7 +89,7 @@ def batches(workload: Workload, prepared: Path, settings: Settings) -> Iterator[
     """Epochs without end."""
     loader = _loader(workload, prepared, settings)
     while True:
-        yield (_batch(workload, found) for found in loader)
+        yield _epoch(workload, loader)
 
 
 def resumable(workload: Workload, prepared: Path, settings: Settings, state: Any) -> tuple[Iterator[Batch], Callable[[], Any]]:
@@ -90,4 +97,4 @@ def resumable(workload: Workload, prepared: Path, settings: Settings, state: Any
     loader = _loader(workload, prepared, settings)
     if state is not None:
         loader.load_state_dict(json.loads(json.dumps(state)))
-    return (_batch(workload, found) for found in loader), loader.state_dict
+    return _epoch(workload, loader), loader.state_dict

@@ -139,8 +139,8 @@ class ShardDataset:
         return result
 
     def read_into(self, indices: Any, field: str, out: NDArray[np.uint8]) -> bool:
-        """Stored bytes of many samples one after the other into ``out`` (uint8, one-dimensional), verified. False, and nothing read, if they do
-        not have exactly its length."""
+        """Stored bytes of many samples one after the other into ``out`` (uint8, one-dimensional), verified. False, and nothing read, if they
+        are not of one length that fills it exactly."""
         self._names([field])
         rows = checked_rows(self.path, len(self), indices)
         return self._payloads(field, rows, by_shard(self._starts, rows), out) is not None
@@ -413,13 +413,13 @@ class ShardDataset:
         parts: list[tuple[int, NDArray[np.int64]]],
         given: NDArray[np.uint8] | None = None,
     ) -> Ragged | None:
-        """Payloads in memory of their own, or in ``given`` if they fill it exactly (``None`` if not)."""
+        """Payloads in memory of their own, or in ``given`` if they are of one length and fill it exactly (``None`` if not)."""
         if len(parts) == 1:
             # The usual case: nothing has to be scattered.
             shard = self._shard(parts[0][0])
             local = rows - self._starts[parts[0][0]]
             found = shard.lengths(name, local)
-            if given is not None and int(found[1].sum()) != len(given):
+            if given is not None and not fill(found[1], given):
                 return None
             offsets, out = reserve(self.path, name, found[1], given)
             shard.read(name, local, found, out, offsets[:-1], self.read_threads)
@@ -433,12 +433,17 @@ class ShardDataset:
             present[where] = self._shard(number).present(name, local)
             lengths[where] = found[1]
             located.append((number, local, found, where))
-        if given is not None and int(lengths.sum()) != len(given):
+        if given is not None and not fill(lengths, given):
             return None
         offsets, out = reserve(self.path, name, lengths, given)
         for number, local, found, where in located:
             self._shard(number).read(name, local, found, out, offsets[where], self.read_threads)
         return Ragged(out, offsets, present)
+
+
+def fill(lengths: NDArray[np.int64], given: NDArray[np.uint8]) -> bool:
+    """Whether payloads are of one length and as long as the memory for them."""
+    return bool((lengths * len(lengths) == len(given)).all())
 
 
 def _reopen(

@@ -535,7 +535,67 @@ static PyObject *digest(PyObject *self, PyObject *args)
     return PyLong_FromUnsignedLongLong(value);
 }
 
+/* ---- order ---- */
+
+static inline uint64_t mixed(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
+    return x ^ (x >> 31);
+}
+
+#define ROUNDS 10
+
+/* The keyed permutation of docs/order.md, section 2: a grid of `high` times `low` cells, walked until the result is below n. */
+static uint64_t permuted(uint64_t x, uint64_t n, uint64_t high, uint64_t low, const uint64_t *keys, int inverse)
+{
+    do {
+        uint64_t left = x / low, right = x % low, drawn;
+        for (int i = 0; i < ROUNDS; i++) {
+            int round = inverse ? ROUNDS - 1 - i : i;
+            if (round % 2 == 0) {
+                drawn = mixed(right ^ keys[round]) % high;
+                left = inverse ? (left >= drawn ? left - drawn : left + high - drawn) : (left + drawn >= high ? left + drawn - high : left + drawn);
+            } else {
+                drawn = mixed(left ^ keys[round]) % low;
+                right = inverse ? (right >= drawn ? right - drawn : right + low - drawn) : (right + drawn >= low ? right + drawn - low : right + drawn);
+            }
+        }
+        x = left * low + right;
+    } while (x >= n);
+    return x;
+}
+
+static PyObject *permute(PyObject *self, PyObject *args)
+{
+    (void)self;
+    unsigned long long n, high, low;
+    int inverse;
+    Py_buffer positions, keys, out;
+    if (!PyArg_ParseTuple(args, "y*KKKy*w*p", &positions, &n, &high, &low, &keys, &out, &inverse)) return NULL;
+    Py_ssize_t count = positions.len / 8, bad = -1;
+    /* n is at most 2^48: nothing overflows. */
+    int ok = positions.len % 8 == 0 && out.len == positions.len && keys.len == 8 * ROUNDS && n <= 1ULL << 48 && high && low
+             && high <= 1ULL << 25 && low <= 1ULL << 25 && high * low >= n;
+    if (ok) {
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < count && bad < 0; i++) {
+            uint64_t x = ((const uint64_t *)positions.buf)[i];
+            if (x >= n) bad = i; /* negative positions are larger than any n */
+            else ((uint64_t *)out.buf)[i] = permuted(x, n, high, low, keys.buf, inverse);
+        }
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&positions);
+    PyBuffer_Release(&keys);
+    PyBuffer_Release(&out);
+    if (!ok) return PyErr_Format(PyExc_ValueError, "keys and results must match, and the grid must hold n");
+    return PyLong_FromSsize_t(bad);
+}
+
 static PyMethodDef methods[] = {
+    {"permute", permute, METH_VARARGS,
+     "permute(positions, n, high, low, keys, out, inverse) -> first position that is not below n, or -1"},
     {"locate", locate, METH_VARARGS,
      "locate(locators, counts, rows, starts, ends, unit, base, offsets, lengths, checks) -> first position whose payload lies outside, or -1"},
     {"read_checked", read_checked, METH_VARARGS,

@@ -102,8 +102,6 @@ class TokensFiller(Filler):
             return False
         source, indices = self.sources[0], rows.samples.index
         try:
-            if (source.sizes(self.name, indices)["tokens"] != self._op.length).any():
-                return False
             if not source.read_into(indices, self.name, out.reshape(-1).view(np.uint8)):
                 return False
         except (FormatError, StorageError):

@@ -243,13 +243,14 @@ class Loader:
         for number in range(micro, count):
             if number // self._accumulate != noted:
                 noted = number // self._accumulate
-                at = self._producer.plan.step(step + noted)
-                self._note([event for event in filled.done.events if event.step == at])
+                self._rows += self._producer.share
+                if filled.done.events:
+                    at = self._producer.plan.step(step + noted)
+                    self._note([event for event in filled.done.events if event.step == at])
             yield tensors(filled.arrays, self._producer.parts, number * share, (number + 1) * share)
 
     def _note(self, events: Sequence[Event]) -> None:
         """A step's bad samples, and whether there are too many by now."""
-        self._rows += self._producer.share
         self._bad += len(events)
         self._events.extend(events)
         for event in events:
@@ -386,17 +387,17 @@ def printable(text: str) -> str:
 
 def tensors(arrays: Mapping[str, NDArray[Any]], parts: Sequence[Part], first: int, stop: int) -> dict[str, torch.Tensor]:
     """Rows of a slot as a batch."""
-    batch = {}
+    batch, from_numpy = {}, torch.from_numpy
     for part in parts:
-        array = arrays[part.name]
+        name, by = part.name, part.by
+        array = arrays[name]
         if part.offsets:
             found = array[first : stop + 1]
-            array = found - found[0] if first else found
-        elif part.by:
-            array = array[arrays[part.by][first] : arrays[part.by][stop]]
+            batch[name] = from_numpy(found - found[0] if first else found)
+        elif by:
+            batch[name] = from_numpy(array[arrays[by][first] : arrays[by][stop]])
         else:
-            array = array[first:stop]
-        batch[part.name] = torch.from_numpy(array)
+            batch[name] = from_numpy(array[first:stop])
     return batch
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfdata.errors import OptionError
+from lfdata.format.gather import native
 
 Indices = NDArray[np.int64]
 
@@ -55,18 +56,27 @@ class Permutation:
         self.n = n
         side = math.isqrt(max(0, n - 1)) + 1 if n else 1
         self._a, self._b = np.uint64(side), np.uint64(max(1, -(-n // side)))
-        self._keys = [np.uint64(mix((key + (i + 1) * _G) & _MASK)) for i in range(ROUNDS)]
+        self._keys = np.array([mix((key + (i + 1) * _G) & _MASK) for i in range(ROUNDS)], np.uint64)
 
     def __call__(self, positions: Any) -> Indices:
         """The elements at some positions: int64, of the shape of ``positions``. Raises ``IndexError`` outside 0 to n - 1."""
-        return self._walk(positions, self._forward)
+        return self._walk(positions, inverse=False)
 
     def inverse(self, elements: Any) -> Indices:
         """The positions of some elements."""
-        return self._walk(elements, self._backward)
+        return self._walk(elements, inverse=True)
 
-    def _walk(self, values: Any, rounds: Any) -> Indices:
+    def _walk(self, values: Any, inverse: bool) -> Indices:
         given: Indices = np.asarray(values, np.int64)
+        if native is None:
+            return self._walk_plain(given, self._backward if inverse else self._forward)
+        result = np.empty(given.shape, np.int64)
+        bad = native.permute(np.ascontiguousarray(given), self.n, int(self._a), int(self._b), self._keys, result, inverse)
+        if bad >= 0:
+            raise IndexError(f"position {int(given.reshape(-1)[bad])} of {self.n}")
+        return result
+
+    def _walk_plain(self, given: Indices, rounds: Any) -> Indices:
         if given.size and (given.min() < 0 or given.max() >= self.n):
             raise IndexError(f"position {int(given.min() if given.min() < 0 else given.max())} of {self.n}")
         found = rounds(given.astype(np.uint64).reshape(-1))
