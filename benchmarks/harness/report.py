@@ -41,6 +41,7 @@ _COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str | None]], ...] = (
     ("first batch, s", lambda found: _figure(found, "first_batch_s")),
     ("prepared in, s", lambda found: _prepared(found)),
     ("KB a sample", lambda found: f"{found['bytes_sample'] / 1000:,.1f}"),
+    ("PSNR, dB", lambda found: _psnr(found)),
     ("workers", lambda found: str(found["workers"])),
 )
 
@@ -57,6 +58,12 @@ def _figure(found: dict[str, Any], name: str, times: float = 1) -> str | None:
 
 def _memory(found: dict[str, Any]) -> str | None:
     return f"{found['memory_mib']['anonymous_shared']:,.0f}" if "memory_mib" in found else None
+
+
+def _psnr(found: dict[str, Any]) -> str | None:
+    """Median over the pictures that were compared with the reference."""
+    value = (found.get("check") or {}).get("median_psnr_db")
+    return None if value is None else f"{value:.1f}"
 
 
 def _prepared(found: dict[str, Any]) -> str | None:

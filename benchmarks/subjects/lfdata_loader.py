@@ -74,7 +74,7 @@ def _batch(workload: Workload, found: dict[str, Any], last: bool) -> Batch:
         mask = found["__mask__"]
         found = {name: array[mask] for name, array in found.items() if len(array) == len(mask)}
     if workload.work == "tokens":
-        return Batch(found["__index__"], {"tokens": found["tokens"]})
+        return Batch(found["__index__"].numpy(), {"tokens": found["tokens"].numpy()})
     arrays = {"image": found["image"]}
     if workload.work == "multimodal":
         arrays |= {

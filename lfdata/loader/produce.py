@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 import lfdata.transforms as T
 from lfdata.dataset import ShardDataset
 from lfdata.errors import FormatError, OptionError, SampleError
-from lfdata.loader.fields import make_filler
+from lfdata.loader.fields import make_filler, plain
 from lfdata.loader.filler import Filler, Part
 from lfdata.loader.jobs import Done, Event, Failure, Job
 from lfdata.loader.packed import PackedFiller
 from lfdata.loader.plan import Plan, Work
 from lfdata.loader.rows import Rows, named
 from lfdata.loader.slots import DECODING, EPOCH, IDLE, JOB, PHASE, PLANNING, ROW, STEP, STEPS, TRYING, Layout, Slots
-from lfdata.loader.spec import MOST_STEPS_A_SLOT, SLOT_BYTES, Spec
+from lfdata.loader.spec import COPIED_SLOT_BYTES, MOST_STEPS_A_SLOT, SLOT_BYTES, Spec
 from lfdata.order.draws import uniform
 from lfdata.order.packing import Row
 from lfdata.order.samples import Samples
@@ -114,8 +114,9 @@ class Producer:
         return extra
 
     def _steps_a_slot(self) -> int:
-        one = self._layout(1)[0].bytes
-        return max(1, min(MOST_STEPS_A_SLOT, SLOT_BYTES // max(1, one)))
+        layout, fillers, _ = self._layout(1)
+        most = SLOT_BYTES if self.batch_ops or not all(map(plain, fillers)) else COPIED_SLOT_BYTES
+        return max(1, min(MOST_STEPS_A_SLOT, most // max(1, layout.bytes)))
 
     def run(self, job: Job, slots: Slots, lane: int, threads: int) -> Done:
         """One job, failures included: they go to the loader as what they are."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-# Steps of small samples that share a slot make about this many bytes.
-SLOT_BYTES = 4 << 20
+# Steps of small samples that share a slot make about this many bytes; of samples that are only copied more, since nobody waits for that.
+SLOT_BYTES, COPIED_SLOT_BYTES = 1 << 20, 4 << 20
 MOST_STEPS_A_SLOT = 64
 
 
