@@ -145,6 +145,26 @@ class ShardDataset:
         rows = checked_rows(self.path, len(self), indices)
         return self._payloads(field, rows, by_shard(self._starts, rows), out) is not None
 
+    def start_read(self, indices: Any, field: str, out: NDArray[np.uint8]) -> Readings | None:
+        """What :meth:`read_into` does, in the background: for files in the page cache, with the native module and more than one thread to read
+        with; otherwise, and where the samples do not fill ``out``, ``None``."""
+        self._names([field])
+        if self.read_threads < 2:
+            return None
+        rows = checked_rows(self.path, len(self), indices)
+        places = np.arange(len(rows)) * (len(out) // max(1, len(rows)))
+        readings = []
+        for number, where in by_shard(self._starts, rows):
+            shard = self._shard(number)
+            located = shard.lengths(field, rows[where] - self._starts[number])
+            if not (located[1] * len(rows) == len(out)).all():
+                return None
+            reading = shard.start_read(field, located, out, places[where])
+            if reading is None:
+                return None
+            readings.append(reading)
+        return Readings(readings)
+
     def keys(self, indices: Any) -> list[bytes]:
         """Keys of some samples."""
         rows = checked_rows(self.path, len(self), indices)
@@ -439,6 +459,17 @@ class ShardDataset:
         for number, local, found, where in located:
             self._shard(number).read(name, local, found, out, offsets[where], self.read_threads)
         return Ragged(out, offsets, present)
+
+
+class Readings:
+    """Samples that are being read."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self._parts = parts
+
+    def finish(self) -> bool:
+        """Wait; whether every sample was read and matches its check."""
+        return max([part.finish() for part in self._parts], default=-1) < 0
 
 
 def fill(lengths: NDArray[np.int64], given: NDArray[np.uint8]) -> bool:

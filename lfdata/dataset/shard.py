@@ -14,7 +14,7 @@ from lfdata.errors import ChangedError, CorruptError, KeyMissingError, OptionErr
 from lfdata.format.cache import IndexCache
 from lfdata.format.files import RangeFile
 from lfdata.format.forking import importing
-from lfdata.format.gather import gather
+from lfdata.format.gather import gather, start
 from lfdata.format.layout import SIZE_ROLES, xxh3
 from lfdata.format.meta import FieldMeta, ShardEntry
 from lfdata.format.reader import ShardFile
@@ -137,6 +137,17 @@ class Shard:
             raise CorruptError(
                 file.name, int(offsets[row]), f"field {name!r}, row {int(rows[row])}: the payload does not match its check"
             )
+
+    def start_read(
+        self,
+        name: str,
+        located: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]],
+        out: NDArray[np.uint8],
+        places: NDArray[np.int64],
+    ) -> Any:
+        """:meth:`read` in the background (see :func:`lfdata.format.gather.start`)."""
+        file = self.file_of(name)
+        return start(file.file, file.identity.seed, *located, out, places)
 
     def mcu_rows(self, name: str, rows: NDArray[np.int64]) -> list[NDArray[np.uint64] | None]:
         """Byte offsets of the MCU rows of restart-marked JPEGs, as stored; ``None`` for pictures without."""

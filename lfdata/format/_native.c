@@ -374,13 +374,13 @@ static void forget_helpers(void)
     helpers.started = helpers.wanted = helpers.working = 0;
 }
 
-/* At least `count` helpers, or as many as the system gives. */
-static void start_helpers(int count)
+/* Whether a thread was started that takes no signals but its own faults. */
+static int start_thread(void *(*body)(void *))
 {
     sigset_t all, before;
     pthread_attr_t detached;
     pthread_t thread;
-    if (helpers.started >= count || pthread_attr_init(&detached) != 0) return;
+    if (pthread_attr_init(&detached) != 0) return 0;
     sigfillset(&all);
     sigdelset(&all, SIGBUS);
     sigdelset(&all, SIGSEGV);
@@ -388,9 +388,16 @@ static void start_helpers(int count)
     sigdelset(&all, SIGILL);
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (helpers.started < count && pthread_create(&thread, &detached, help, NULL) == 0) helpers.started++;
+    int started = pthread_create(&thread, &detached, body, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&detached);
+    return started;
+}
+
+/* At least `count` helpers, or as many as the system gives. */
+static void start_helpers(int count)
+{
+    while (helpers.started < count && start_thread(help)) helpers.started++;
 }
 
 static void run(Job *job, int threads)
@@ -468,38 +475,183 @@ static PyObject *locate(PyObject *self, PyObject *args)
     return PyLong_FromLongLong(bad);
 }
 
+#define BUFFERS 6 /* the mapping, offsets, lengths, checks, places, out */
+
+static void release(Py_buffer *buffers)
+{
+    for (int i = 0; i < BUFFERS; i++)
+        if (buffers[i].obj) PyBuffer_Release(&buffers[i]);
+}
+
+/* A job from the arguments of a call; what it works on is held until `release`. 0 and an exception if they do not go together. */
+static int open_job(PyObject *args, int mapped, Job *job, Py_buffer *buffers, int *threads)
+{
+    int fd = -1;
+    unsigned long long seed;
+    Py_buffer *from = buffers, *offsets = buffers + 1, *lengths = buffers + 2, *checks = buffers + 3, *places = buffers + 4, *out = buffers + 5;
+    memset(buffers, 0, BUFFERS * sizeof *buffers);
+    int parsed = mapped ? PyArg_ParseTuple(args, "y*Ky*y*y*y*w*i", from, &seed, offsets, lengths, checks, places, out, threads)
+                        : PyArg_ParseTuple(args, "iKy*y*y*y*w*i", &fd, &seed, offsets, lengths, checks, places, out, threads);
+    if (!parsed) return 0;
+    Py_ssize_t bytes = offsets->len;
+    *job = (Job){.fd = fd, .base = mapped ? from->buf : NULL, .size = (size_t)from->len, .offsets = offsets->buf, .lengths = lengths->buf,
+                 .places = places->buf, .checks = checks->buf, .out = out->buf, .seed = seed, .rows = bytes / 8, .stride = 1, .next = 0, .failed = INT64_MAX};
+    if (bytes % 8 || lengths->len != bytes || checks->len != bytes || places->len != bytes || !fits(job, out->len))
+        PyErr_SetString(PyExc_ValueError, "lengths, checks and places must match offsets, and lie inside the file and the buffer");
+    else if (mapped && !install_handler())
+        PyErr_SetFromErrno(PyExc_OSError);
+    else
+        return 1;
+    release(buffers);
+    return 0;
+}
+
+static PyObject *failed_row(Job *job)
+{
+    int64_t failed = atomic_load(&job->failed);
+    return PyLong_FromLongLong(failed == INT64_MAX ? -1 : failed);
+}
+
 static PyObject *read_rows(PyObject *args, int mapped)
 {
-    int fd = -1, threads;
-    unsigned long long seed;
-    Py_buffer from = {0}, offsets, lengths, checks, places, out;
-    int parsed = mapped ? PyArg_ParseTuple(args, "y*Ky*y*y*y*w*i", &from, &seed, &offsets, &lengths, &checks, &places, &out, &threads)
-                        : PyArg_ParseTuple(args, "iKy*y*y*y*w*i", &fd, &seed, &offsets, &lengths, &checks, &places, &out, &threads);
-    if (!parsed) return NULL;
-    Py_ssize_t bytes = offsets.len;
-    Job job = {.fd = fd, .base = mapped ? from.buf : NULL, .size = (size_t)from.len, .offsets = offsets.buf, .lengths = lengths.buf,
-               .places = places.buf, .checks = checks.buf, .out = out.buf, .seed = seed, .rows = bytes / 8, .stride = 1, .next = 0, .failed = INT64_MAX};
-    int ok = bytes % 8 == 0 && lengths.len == bytes && checks.len == bytes && places.len == bytes && fits(&job, out.len);
-    if (ok && mapped && !install_handler()) {
-        ok = 0;
-        PyErr_SetFromErrno(PyExc_OSError);
+    int threads;
+    Job job;
+    Py_buffer buffers[BUFFERS];
+    if (!open_job(args, mapped, &job, buffers, &threads)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    run(&job, threads);
+    Py_END_ALLOW_THREADS
+    release(buffers);
+    return failed_row(&job);
+}
+
+/* ---- reads that go on while the caller does something else ---- */
+
+typedef struct Reading {
+    PyObject_HEAD
+    Job job;
+    Py_buffer buffers[BUFFERS];
+    pid_t owner; /* the process whose thread works on it */
+    enum { WAITING, WORKING, DONE } state;
+    struct Reading *next;
+} Reading;
+
+/* One thread of the process, kept; it takes no signals but its own faults. A forked child starts its own. */
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t wake, done;
+    Reading *first;
+    int started;
+} reader = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
+
+static void *read_on(void *nothing)
+{
+    (void)nothing;
+    pthread_mutex_lock(&reader.lock);
+    for (;;) {
+        while (!reader.first) pthread_cond_wait(&reader.wake, &reader.lock);
+        Reading *mine = reader.first;
+        reader.first = mine->next;
+        mine->state = WORKING;
+        pthread_mutex_unlock(&reader.lock);
+        work(&mine->job);
+        pthread_mutex_lock(&reader.lock);
+        mine->state = DONE;
+        pthread_cond_broadcast(&reader.done);
     }
-    if (ok) {
-        Py_BEGIN_ALLOW_THREADS
-        run(&job, threads);
-        Py_END_ALLOW_THREADS
-    } else if (!PyErr_Occurred()) {
-        PyErr_SetString(PyExc_ValueError, "lengths, checks and places must match offsets, and lie inside the file and the buffer");
+    return NULL;
+}
+
+static void forget_reader(void)
+{
+    pthread_mutex_init(&reader.lock, NULL);
+    pthread_cond_init(&reader.wake, NULL);
+    pthread_cond_init(&reader.done, NULL);
+    reader.first = NULL;
+    reader.started = 0;
+}
+
+/* Waits until nobody works on it. One that has not begun is taken back, and done here if it is `wanted`. */
+static void settle(Reading *mine, int wanted)
+{
+    int here = 0;
+    if (mine->owner != getpid()) {
+        /* Forked: the thread that had it is not in this process. */
+        here = mine->state != DONE;
+    } else {
+        pthread_mutex_lock(&reader.lock);
+        while (mine->state == WORKING) pthread_cond_wait(&reader.done, &reader.lock);
+        if (mine->state == WAITING) {
+            Reading **at = &reader.first;
+            while (*at && *at != mine) at = &(*at)->next;
+            if (*at) *at = mine->next;
+            here = 1;
+        }
+        pthread_mutex_unlock(&reader.lock);
     }
-    if (mapped) PyBuffer_Release(&from);
-    PyBuffer_Release(&offsets);
-    PyBuffer_Release(&lengths);
-    PyBuffer_Release(&checks);
-    PyBuffer_Release(&places);
-    PyBuffer_Release(&out);
-    if (!ok) return NULL;
-    int64_t failed = atomic_load(&job.failed);
-    return PyLong_FromLongLong(failed == INT64_MAX ? -1 : failed);
+    mine->state = DONE;
+    if (!here || !wanted) return;
+    atomic_store(&mine->job.next, 0);
+    atomic_store(&mine->job.failed, INT64_MAX);
+    work(&mine->job);
+}
+
+static PyObject *reading_finish(PyObject *self, PyObject *nothing)
+{
+    (void)nothing;
+    Reading *mine = (Reading *)self;
+    Py_BEGIN_ALLOW_THREADS
+    settle(mine, 1);
+    Py_END_ALLOW_THREADS
+    return failed_row(&mine->job);
+}
+
+static void reading_free(PyObject *self)
+{
+    Reading *mine = (Reading *)self;
+    Py_BEGIN_ALLOW_THREADS
+    settle(mine, 0);
+    Py_END_ALLOW_THREADS
+    release(mine->buffers);
+    PyObject_Free(self);
+}
+
+static PyMethodDef reading_methods[] = {
+    {"finish", reading_finish, METH_NOARGS, "finish() -> first row that failed, or -1; waits until all are read"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyTypeObject reading_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "lfdata.format._native.Reading",
+    .tp_basicsize = sizeof(Reading),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_doc = "Rows that are being read; their arrays are held as long as it lives.",
+    .tp_dealloc = reading_free,
+    .tp_methods = reading_methods,
+};
+
+static PyObject *start_mapped(PyObject *self, PyObject *args)
+{
+    (void)self;
+    int threads;
+    Reading *mine = PyObject_New(Reading, &reading_type);
+    if (!mine) return NULL;
+    if (!open_job(args, 1, &mine->job, mine->buffers, &threads)) {
+        PyObject_Free(mine);
+        return NULL;
+    }
+    mine->owner = getpid();
+    mine->state = WAITING;
+    mine->next = NULL;
+    pthread_mutex_lock(&reader.lock);
+    /* Without a thread it is done when it is waited for. */
+    if (!reader.started) reader.started = start_thread(read_on);
+    Reading **last = &reader.first;
+    while (*last) last = &(*last)->next;
+    *last = mine;
+    pthread_cond_signal(&reader.wake);
+    pthread_mutex_unlock(&reader.lock);
+    return (PyObject *)mine;
 }
 
 static PyObject *read_checked(PyObject *self, PyObject *args) { (void)self; return read_rows(args, 0); }
@@ -602,6 +754,8 @@ static PyMethodDef methods[] = {
      "read_checked(fd, seed, offsets, lengths, checks, places, out, threads) -> first row that failed, or -1"},
     {"read_mapped", read_mapped, METH_VARARGS,
      "read_mapped(mapping, seed, offsets, lengths, checks, places, out, threads) -> first row that failed, or -1"},
+    {"start_mapped", start_mapped, METH_VARARGS,
+     "start_mapped(mapping, seed, offsets, lengths, checks, places, out, threads) -> Reading: the same in the background, on one thread"},
     {"resident", resident, METH_VARARGS, "resident(mapping, samples, random) -> how many of the sampled pages are in memory"},
     {"xxh3", digest, METH_VARARGS, "xxh3(data, seed) -> int"},
     {NULL, NULL, 0, NULL},
@@ -612,7 +766,8 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "Batched, 
 PyMODINIT_FUNC PyInit__native(void)
 {
     static int watched;
-    if (!watched && pthread_atfork(NULL, NULL, forget_helpers) != 0) return PyErr_NoMemory();
+    if (!watched && (pthread_atfork(NULL, NULL, forget_helpers) != 0 || pthread_atfork(NULL, NULL, forget_reader) != 0)) return PyErr_NoMemory();
     watched = 1;
+    if (PyType_Ready(&reading_type) < 0) return NULL;
     return PyModule_Create(&module);
 }

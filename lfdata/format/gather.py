@@ -117,6 +117,25 @@ def gather(
     return failed
 
 
+def start(
+    file: RangeFile,
+    seed: int,
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    checks: NDArray[np.uint64],
+    out: NDArray[np.uint8],
+    places: NDArray[np.int64],
+) -> Any:
+    """The same in the background: an object whose ``finish()`` gives what :func:`gather` does, but -1 or any row that failed, whatever the
+    reason. ``None`` where that cannot be done: without the native module, and for files that are not in the page cache."""
+    if native is None or not isinstance(file, LocalFile):
+        return None
+    mapping = file.resident_mapping(native.resident)
+    if mapping is None:
+        return None
+    return native.start_mapped(mapping, seed, offsets, lengths, np.ascontiguousarray(checks), places, out, 1)
+
+
 def _in_file_order(
     read: Callable[..., int],
     file: RangeFile,

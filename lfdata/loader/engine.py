@@ -73,7 +73,7 @@ class Engine(Protocol):
 
 
 class InlineEngine:
-    """Jobs are done when an answer is asked for, in the caller's thread."""
+    """Jobs are done when an answer is asked for, in the caller's thread; what can be read meanwhile is begun when they are given."""
 
     def __init__(self, producer: Producer, slots: int) -> None:
         self._producer, self._jobs = producer, deque[Job]()
@@ -81,12 +81,14 @@ class InlineEngine:
 
     def submit(self, job: Job) -> None:
         self._jobs.append(job)
+        self._producer.begin(job, self.slots)
 
     def take(self) -> Done:
         return self._producer.run(self._jobs.popleft(), self.slots, 0, self._producer.spec.threads)
 
     def close(self) -> None:
         self._jobs.clear()
+        self._producer.forget()
         self.slots.close()
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 import lfdata.transforms as T
 from lfdata.dataset import ShardDataset
+from lfdata.dataset.dataset import Readings
 from lfdata.errors import FormatError, OptionError, SampleError, StorageError
 from lfdata.format.columns import scalar_dtype
 from lfdata.loader.filler import (
@@ -95,12 +96,24 @@ class TokensFiller(Filler):
                 out[row, at : at + count] = ids[row][start : start + count]
         return bad
 
+    def start(self, rows: Rows, arrays: dict[str, NDArray[Any]]) -> Readings | None:
+        if self._op is None or len(self.sources) > 1 or self._optional:
+            return None
+        try:
+            return self.sources[0].start_read(rows.samples.index, self.name, arrays[self.name].reshape(-1).view(np.uint8))
+        except (FormatError, StorageError):
+            # Reading it in turn says what it is.
+            return None
+
     def _fixed(self, rows: Rows, arrays: dict[str, NDArray[Any]]) -> bool:
         """The usual case, read in place: every sequence of the one source is as long as asked for."""
         out = arrays[self.name]
         if len(self.sources) > 1 or self._optional:
             return False
         source, indices = self.sources[0], rows.samples.index
+        if (reading := rows.started.get(self.name)) is not None and reading.finish():
+            arrays[self.name + COUNT][:] = self._op.length
+            return True
         try:
             if not source.read_into(indices, self.name, out.reshape(-1).view(np.uint8)):
                 return False

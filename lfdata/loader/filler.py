@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfdata.dataset import ShardDataset
+from lfdata.dataset.dataset import Readings
 from lfdata.errors import OptionError, SampleError
 from lfdata.loader.rows import Payloads, Rows, as_sample_error
 from lfdata.loader.slots import Layout, Place
@@ -56,6 +57,11 @@ class Filler:
     def declare(self, layout: Layout) -> None:
         """Reserve room."""
         raise NotImplementedError
+
+    def start(self, rows: Rows, arrays: dict[str, NDArray[Any]]) -> Readings | None:
+        """Begin to read what :meth:`fill` will ask for, into its place, while the caller does something else; ``None`` where that is no use."""
+        del rows, arrays
+        return None
 
     def fill(self, rows: Rows, arrays: dict[str, NDArray[Any]], threads: int) -> Errors:
         """Fill the arrays (by name, as many rows as ``rows`` has; ragged ones with all the room there is); gives rows that failed."""

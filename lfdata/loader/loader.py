@@ -23,8 +23,8 @@ from lfdata.codecs.pil_versions import pil_report
 from lfdata.codecs.pixels import native_report
 from lfdata.dataset import ShardDataset
 from lfdata.errors import BadSamplesError, LfdataError, OptionError, StateError
+from lfdata.loader.batch import tensors
 from lfdata.loader.engine import MOST_DECODERS
-from lfdata.loader.filler import Part
 from lfdata.loader.jobs import Event
 from lfdata.loader.pipeline import Pipeline, start, stop
 from lfdata.loader.produce import Producer
@@ -238,16 +238,17 @@ class Loader:
         filled = pipeline.get(epoch, step)
         self._copied += filled.copied
         # Fewer steps than the job has if the next one has failed: it is asked for again then, and raises.
-        share, count = self._producer.share // self._accumulate, filled.done.steps * self._accumulate
+        accumulate, arrays, parts = self._accumulate, filled.arrays, self._producer.parts
+        share, count = self._producer.share // accumulate, filled.done.steps * accumulate
         noted = -1
         for number in range(micro, count):
-            if number // self._accumulate != noted:
-                noted = number // self._accumulate
+            if number // accumulate != noted:
+                noted = number // accumulate
                 self._rows += self._producer.share
                 if filled.done.events:
                     at = self._producer.plan.step(step + noted)
                     self._note([event for event in filled.done.events if event.step == at])
-            yield tensors(filled.arrays, self._producer.parts, number * share, (number + 1) * share)
+            yield tensors(arrays, parts, number * share, (number + 1) * share)
 
     def _note(self, events: Sequence[Event]) -> None:
         """A step's bad samples, and whether there are too many by now."""
@@ -383,22 +384,6 @@ def build() -> Mapping[str, str]:
 def printable(text: str) -> str:
     """A file name as text, whatever its bytes."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def tensors(arrays: Mapping[str, NDArray[Any]], parts: Sequence[Part], first: int, stop: int) -> dict[str, torch.Tensor]:
-    """Rows of a slot as a batch."""
-    batch, from_numpy = {}, torch.from_numpy
-    for part in parts:
-        name, by = part.name, part.by
-        array = arrays[name]
-        if part.offsets:
-            found = array[first : stop + 1]
-            batch[name] = from_numpy(found - found[0] if first else found)
-        elif by:
-            batch[name] = from_numpy(array[arrays[by][first] : arrays[by][stop]])
-        else:
-            batch[name] = from_numpy(array[first:stop])
-    return batch
 
 
 def event_fields(event: Event) -> tuple[Any, ...]:

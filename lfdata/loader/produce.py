@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 import lfdata.transforms as T
 from lfdata.dataset import ShardDataset
+from lfdata.dataset.dataset import Readings
 from lfdata.errors import FormatError, OptionError, SampleError
 from lfdata.loader.fields import make_filler, plain
 from lfdata.loader.filler import Filler, Part
 from lfdata.loader.jobs import Done, Event, Failure, Job
 from lfdata.loader.packed import PackedFiller
 from lfdata.loader.plan import Plan, Work
-from lfdata.loader.rows import Rows, named
+from lfdata.loader.rows import EMPTY, Rows, named
 from lfdata.loader.slots import DECODING, EPOCH, IDLE, JOB, PHASE, PLANNING, ROW, STEP, STEPS, TRYING, Layout, Slots
 from lfdata.loader.spec import COPIED_SLOT_BYTES, MOST_STEPS_A_SLOT, SLOT_BYTES, Spec
 from lfdata.order.draws import uniform
@@ -61,6 +62,7 @@ class Producer:
             raise OptionError("batch_transforms takes MixUp, CutMix and Mosaic; others belong to a field")
         self.ops = {field.name: T.from_spec(field.transforms) for field in spec.fields}
         self._alone = threading.Lock()
+        self._started: dict[int, dict[str, Readings]] = {}
         self.steps = self._steps_a_slot()
         self.layout, self.fillers, self.parts = self._layout(self.steps)
 
@@ -118,6 +120,23 @@ class Producer:
         most = SLOT_BYTES if self.batch_ops or not all(map(plain, fillers)) else COPIED_SLOT_BYTES
         return max(1, min(MOST_STEPS_A_SLOT, most // max(1, layout.bytes)))
 
+    def begin(self, job: Job, slots: Slots) -> None:
+        """Begin to read for a job what can be read while the caller does something else; :meth:`run` waits for it."""
+        if self.batch_ops or self.plan.packing is not None or self.spec.poison:
+            return
+        samples = self.plan.work(job.epoch, job.first, job.steps).samples
+        rows, slot = Rows(self.sources, samples, self.spec.seed), slots.slot(job.slot)
+        found = {}
+        for filler in self.fillers:
+            arrays = {part.name: part.place.of(slot)[: len(rows)] for part in filler.parts if not part.by and not part.offsets}
+            if (reading := filler.start(rows, arrays)) is not None:
+                found[filler.name] = reading
+        self._started[job.number] = found
+
+    def forget(self) -> None:
+        """Give up what was begun."""
+        self._started.clear()
+
     def run(self, job: Job, slots: Slots, lane: int, threads: int) -> Done:
         """One job, failures included: they go to the loader as what they are."""
         with self._alone if job.alone else nullcontext():
@@ -139,6 +158,7 @@ class Producer:
         except Exception as error:
             return Done(job.number, 0, failure=Failure.of(error, job.first))
         finally:
+            self._started.pop(job.number, None)
             tell[PHASE] = IDLE
 
     def _fill(self, job: Job, slot: Any, tell: NDArray[np.int64], threads: int) -> Done:
@@ -202,10 +222,14 @@ class Producer:
         policy = self.spec.bad.policy
         if policy == "replace" and any(part.by for filler in fillers for part in filler.parts):
             policy = "mask"  # ragged samples are masked in place: a slot has room for those it was planned for
+        # With rows left out the places are those of other samples: what was begun is given up (that waits for it).
+        started = self._started.pop(job.number, EMPTY) if not job.crashed else EMPTY
+        self._started.pop(job.number, None)
         for attempt in range(MOST_ATTEMPTS):
-            rows = Rows(self.sources, samples, self.spec.seed)
+            rows = Rows(self.sources, samples, self.spec.seed, started)
             crashed = [row for row in range(len(rows)) if identity(samples, row) in job.crashed] if job.crashed else []
             bad = fill_all(fillers, rows.without(crashed), arrays, threads, crashed)
+            started = EMPTY
             events += [self._event(job, rows, row, found, policy) for row, found in sorted(bad.items())]
             if not bad or policy == "mask" or policy == "stop":
                 break

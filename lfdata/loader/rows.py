@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfdata.dataset import Ragged, ShardDataset
+from lfdata.dataset.dataset import Readings
 from lfdata.errors import FormatError, SampleError, StorageError
 from lfdata.format.layout import SIZE_ROLES
 from lfdata.order.draws import uniform
 from lfdata.order.samples import Samples
 
+EMPTY: Mapping[str, Readings] = {}
 TRIES = 3
 RETRY_SECONDS = 0.2
 
@@ -38,10 +40,12 @@ class Payloads:
 
 
 class Rows:
-    """Rows to fill, in order; ``bad`` collects those that cannot be."""
+    """Rows to fill, in order. ``started``: fields that are being read into their place already."""
 
-    def __init__(self, sources: Sequence[ShardDataset], samples: Samples, seed: int) -> None:
-        self.sources, self.samples, self.seed = sources, samples, seed
+    def __init__(
+        self, sources: Sequence[ShardDataset], samples: Samples, seed: int, started: Mapping[str, Readings] = EMPTY
+    ) -> None:
+        self.sources, self.samples, self.seed, self.started = sources, samples, seed, started
 
     def __len__(self) -> int:
         return len(self.samples.index)
