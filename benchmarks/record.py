@@ -60,10 +60,18 @@ def commit() -> str:
     """The commit that was measured, with ``+`` if files differ from it; empty outside a checkout."""
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+        except OSError:
+            return ""
         return done.stdout.strip()
 
     return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def moment() -> dict[str, str]:
+    """Date and commit, of now."""
+    return {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "commit": commit()}
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
@@ -121,14 +129,30 @@ def command_line(arguments: Sequence[str]) -> str:
     return " ".join(shlex.quote(part) for part in ["lfbench", *kept])
 
 
-def save(name: str, options: Mapping[str, Any], results: Any, output: Path | None) -> Path:
-    """Write one record as JSON; by default to ``benchmarks/results/NAME.json``."""
+def writable(path: Path) -> str:
+    """Why a record cannot be written there; empty if it can. To be asked before measuring for an hour."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        there = path.exists()
+        with open(path, "ab"):
+            pass
+        if not there:
+            path.unlink()
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return ""
+
+
+def save(
+    name: str, options: Mapping[str, Any], results: Any, output: Path | None, began: Mapping[str, str] | None = None
+) -> Path:
+    """Write one record as JSON; by default to ``benchmarks/results/NAME.json``. ``began``: commit and date as they were at the start
+    (see :func:`moment`)."""
     path = output or RESULTS / f"{name}.json"
     record = {
         "benchmark": name,
         "command": command_line(sys.argv[1:]),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
+        **(began or moment()),
         "machine": machine(),
         "versions": versions(),
         "options": dict(options),

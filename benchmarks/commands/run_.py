@@ -9,8 +9,18 @@ import click
 from benchmarks.harness.environments import HOME
 from benchmarks.harness.report import table
 from benchmarks.harness.runner import SUBJECTS, Options, Runner, as_record, entries_of, subject_module
-from benchmarks.harness.work import WORKLOADS, Workload, limited, unusable
-from benchmarks.record import REPEATS, read, save
+from benchmarks.harness.sources import small_photo, upright
+from benchmarks.harness.work import LARGE_PHOTO, WORKLOADS, Workload, limited, unusable
+from benchmarks.record import REPEATS, moment, read, save, writable
+
+
+def unused(folder: Path, name: str) -> Path:
+    """A file for a record that overwrites no other."""
+    path, number = folder / f"{name}.json", 1
+    while path.exists():
+        number += 1
+        path = folder / f"{name}-{number}.json"
+    return path
 
 
 def offering(work: Workload) -> list[str]:
@@ -97,14 +107,22 @@ def command(
 ) -> None:
     """Measure SUBJECTS doing WORKLOAD on the samples of a folder. docs/benchmarks.md says how."""
     work = WORKLOADS[workload]
-    reason = unusable(work, data)
-    if reason:
+    if reason := unusable(work, data) or (small_photo(data, LARGE_PHOTO) if work.work == "native" else ""):
         raise click.UsageError(f"{data}: {reason}")
     name = f"{workload}-{data.resolve().name}"
     if limit is not None:
         if work.source == "tokens":
             raise click.UsageError("--limit: tokens are one file; give a folder with a smaller one")
         data = limited(work, data, limit, HOME / "limited")
+        if reason := unusable(work, data):
+            raise click.UsageError(f"--limit {limit}: {reason}")
+    place = output or unused(HOME / "records", name)
+    if reason := writable(place):
+        raise click.UsageError(f"--output: {reason}")
+    if max(seconds, step if work.measure == "paced" else 0.0) >= timeout:
+        raise click.UsageError(f"--timeout {timeout:g} ends a run before it has been measured for {seconds:g} s")
+    began = moment()
+    data = upright(work, data, HOME / "upright", lambda text: click.echo(text, err=True))
     options = Options(repeats=repeats, seconds=seconds, workers=workers, seed=seed, step=step, timeout=timeout)
     runner = Runner(work, data, options, lambda text: click.echo(text, err=True))
     floor = runner.memcpy() if runner.work.arrays else None
@@ -134,7 +152,7 @@ def command(
         "limit": limit,
         "not_run": [subject_module(other).TITLE for other in offering(work) if other not in subjects],
     }
-    path = save(name, about, as_record(entries, runner.work.metric), output or HOME / "records" / f"{name}.json")
+    path = save(name, about, as_record(entries, runner.work.metric), place, began)
     click.echo(table(read(path)))
     click.echo(f"record: {path}")
     if interrupted:

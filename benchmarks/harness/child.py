@@ -27,6 +27,10 @@ from benchmarks.harness.work import WORKLOADS, Batch, Settings, Workload, folder
 TICK = os.sysconf("SC_CLK_TCK")
 # A consumer that waits longer than this for a batch was not fed.
 STARVED_SECONDS = 0.001
+# Packages whose versions are recorded where they are installed, whatever the subject.
+COMMON = (
+    "torch", "numpy", "pillow", "pillow-simd", "torchdata", "simplejpeg", "opencv-python-headless", "tokenizers", "soxr", "soundfile",
+)  # fmt: skip
 
 
 def tree_cpu() -> float:
@@ -50,12 +54,22 @@ def tree_cpu() -> float:
     return total / TICK
 
 
+def cpu_now(started: float) -> tuple[float, float]:
+    """:func:`tree_cpu`, and the moment things started, later by as long as looking took."""
+    begin = time.perf_counter()
+    return tree_cpu(), started + time.perf_counter() - begin
+
+
 def versions(subject: str) -> dict[str, str]:
     """Versions of what a subject is made of, as its environment has them."""
     found = {}
     pins = PACKAGES.get(SAME.get(subject, subject), ())
     names = [pin.partition("==")[0] for pin in pins]
-    for name in dict.fromkeys((*names, "torch", "numpy", "pillow", "pillow-simd", "torchdata")):
+    # DALI's package is called after the CUDA version.
+    names += [
+        one.metadata["Name"] for one in importlib.metadata.distributions() if one.metadata["Name"].startswith("nvidia-dali")
+    ]
+    for name in dict.fromkeys((*names, *COMMON)):
         with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
@@ -101,7 +115,10 @@ def measure(work: Workload, epochs: Iterator[Iterator[Batch]], request: dict[str
     """Whole epochs until ``seconds`` have passed since the first batch; cold: one epoch, from before the first batch on."""
     cold, paced = work.measure == "cold", work.measure == "paced"
     step = request["step"] if paced else 0.0
-    first, skipped, cpu_first = (started, 0, tree_cpu()) if cold else (0.0, 0, 0.0)
+    first, skipped, cpu_first = 0.0, 0, 0.0
+    if cold:
+        cpu_first, started = cpu_now(started)
+        first = started
     arrived = last = waited = 0.0
     samples = count = batches = starved = 0
     while True:
@@ -194,7 +211,7 @@ def save_state(subject: Any, work: Workload, request: dict[str, Any], settings: 
 
 def resume(subject: Any, work: Workload, request: dict[str, Any], settings: Settings, started: float) -> dict[str, Any]:
     """Seconds from nothing to the batch after a saved state, and the keys from there to the end of the epoch."""
-    cpu = tree_cpu()
+    cpu, started = cpu_now(started)
     if not hasattr(subject, "resumable"):
         epoch = next(subject.batches(work, Path(request["prepared"]), settings))
         for _ in range(request["position"]):
@@ -214,7 +231,8 @@ def resume(subject: Any, work: Workload, request: dict[str, Any], settings: Sett
 
 def build(subject: Any, work: Workload, request: dict[str, Any], started: float) -> dict[str, Any]:
     """The source's pictures into the subject's format, at the directory ``prepared``."""
-    target, cpu = Path(request["prepared"]), tree_cpu()
+    target = Path(request["prepared"])
+    cpu, started = cpu_now(started)
     subject.build(work, Path(request["source"]), target, request["workers"])
     seconds = time.perf_counter() - started
     return {

@@ -178,7 +178,14 @@ def _first_line(process: subprocess.Popen[bytes], timeout: float) -> bytes:
     out = process.stdout
     reader = threading.Thread(target=lambda: lines.append(out.readline()), daemon=True)
     reader.start()
-    reader.join(timeout)
+    deadline = time.monotonic() + timeout
+    while reader.is_alive() and time.monotonic() < deadline:
+        reader.join(min(LOOK_EVERY_SECONDS, max(0.0, deadline - time.monotonic())))
+        if reader.is_alive() and process.poll() is not None:
+            # It is gone, and workers it left hold its end of the pipe: nothing more will come.
+            signal_groups(process_groups(process.pid), signal.SIGKILL)
+            reader.join(10)
+            return lines[0] if lines else b""
     if reader.is_alive():
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -33,6 +33,8 @@ _COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str | None]], ...] = (
     ("to the next batch, s", lambda found: _figure(found, "resume_s")),
     ("loads a state", lambda found: _state(found)),
     ("waiting, % of the time", lambda found: _figure(found, "waiting", 100)),
+    ("starved steps, %", lambda found: _figure(found, "starved_steps", 100)),
+    ("CPU, ratio to it", lambda found: _cpu(found)),
     ("median read, us", lambda found: _figure(found, "latency_p50_us")),
     ("99 % of reads, us", lambda found: _figure(found, "latency_p99_us")),
     ("CPU-s / 1,000", lambda found: _figure(found, "cpu_s_1000")),
@@ -58,6 +60,14 @@ def _figure(found: dict[str, Any], name: str, times: float = 1) -> str | None:
 
 def _memory(found: dict[str, Any]) -> str | None:
     return f"{found['memory_mib']['anonymous_shared']:,.0f}" if "memory_mib" in found else None
+
+
+def _cpu(found: dict[str, Any]) -> str | None:
+    """CPU of this one over the first one's, where the consumer sets the pace and rates say nothing."""
+    if "waiting" not in found:
+        return None
+    against = found.get("cpu_first_over_this")
+    return f"{1 / against['median']:.2f}" if against else "1"
 
 
 def _psnr(found: dict[str, Any]) -> str | None:
@@ -152,6 +162,8 @@ def compare(
     differing += [name for name in ("cpu", "cores") if before["machine"].get(name) != after["machine"].get(name)]
     if "workload" in differing or (differing and not any_machine):
         raise RecordError(f"the records differ in {', '.join(dict.fromkeys(differing))}; such figures cannot be compared")
+    if beside is not None and beside not in before["results"] and f"{beside}_" in before["results"]:
+        beside = f"{beside}_"
     if beside is not None and any(record["results"].get(beside, {}).get("status") != "ok" for record in (before, after)):
         raise RecordError(f"{beside} did not run in both records; take one that did")
     lines, slower = [], []
@@ -163,6 +175,7 @@ def compare(
             lines.append(f"{label}: only in the first record")
             continue
         if old.get("status") != "ok" and new.get("status") != "ok":
+            lines.append(f"{label}: {new.get('status')} in both")
             continue
         if old.get("status") != new.get("status"):
             lines.append(f"{label}: was {old.get('status')}, is {new.get('status')}: {new.get('reason') or old.get('reason')}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import os
@@ -23,6 +24,7 @@ from benchmarks.harness import verify
 from benchmarks.harness.cache import empty, files_below, memory_limit
 from benchmarks.harness.environments import HOME, PACKAGES, SAME
 from benchmarks.harness.process import AbsentError, Memory, SubjectError, run
+from benchmarks.harness.sources import SourceError, opened
 from benchmarks.harness.statistics import median_bounds, verdict
 from benchmarks.harness.verify import WrongWorkError
 from benchmarks.harness.work import Workload, count_samples, folder_bytes, image_files, source_files
@@ -66,8 +68,10 @@ MOST_RESIDENT = 0.02
 SAMPLED_FILES = 64
 # Worker counts that are this near to the best after one try are tried more often.
 SWEEP_NEAR, SWEEP_TRIES = 0.75, 3
-# What the subjects share: their formats are made with it.
-SHARED = ("files.py", "pixels.py")
+# Code that peers' files are made with.
+SUBJECT_CODE = ("benchmarks/subjects", "benchmarks/harness/work.py", "benchmarks/harness/multimodal.py")
+# Looking for a source picture that cannot be read, after a failure, ends after so many seconds.
+LOOK_SECONDS = 30.0
 Say = Callable[[str], None]
 
 
@@ -133,13 +137,16 @@ def fingerprint(work: Workload, source: Path, *, times: bool = True) -> str:
 
 
 @cache
-def code_digest(package: bool) -> str:
-    """Digest of the harness and the subjects; with ``package``, of this package too, native modules and all."""
+def code_digest(package: bool, within: tuple[str, ...] = ()) -> str:
+    """Digest of the harness and the subjects, or of what is ``within`` some paths of theirs; with ``package``, of this package too, native
+    modules and all."""
     root = Path(__file__).resolve().parents[2]
     folders = [root / "benchmarks"] + ([root / "lfdata", root / "tools" / "shard_builder"] if package else [])
     digest = hashlib.sha256()
     for path in sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".so", ".c")):
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+        name = path.relative_to(root).as_posix()
+        if not within or name.startswith(within):
+            digest.update(f"{name}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 
 
@@ -173,7 +180,7 @@ class Runner:
             raise OtherError(f"it has no way to do {self.work.name}")
         entry.title = subject_module(entry.subject).TITLE
         probe = run(entry.subject, self._request(entry, "probe"), 120)
-        entry.result["workers_swept"] = list(self.options.workers or probe["workers"])
+        entry.result["workers_swept"] = counts_of(probe["workers"], self.options.workers)
         entry.result["import_s"] = probe["import_s"]
         entry.result["versions"] = probe["versions"]
         entry.result["options"] = options_of(subject_module(entry.subject))
@@ -184,10 +191,11 @@ class Runner:
 
     def _prepared(self, entry: Entry, source: Path, digest: str) -> tuple[Path, dict[str, Any]]:
         module = subject_module(entry.subject)
-        shared = "".join(Path(module.__file__).with_name(name).read_text() for name in SHARED)
-        writer = code_digest(True) if uses_package(entry.subject) else Path(module.__file__).read_text() + shared
-        versions = msgspec.json.encode(entry.result.get("versions", {}), order="sorted").decode()
-        code = hashlib.sha256((writer + versions).encode()).hexdigest()[:8]
+        # A peer's files depend on how its subject writes them, on what subjects share, and on its libraries; this package's on its own code.
+        own = uses_package(entry.subject)
+        versions = {} if own else entry.result.get("versions", {})
+        parts = [code_digest(own, () if own else SUBJECT_CODE), msgspec.json.encode(versions, order="sorted").decode()]
+        code = hashlib.sha256("".join(parts).encode()).hexdigest()[:8]
         place = HOME / "prepared" / f"{module.FORMAT}-{self.work.form}-{digest}-{code}"
         known = place / "prepared.json"
         if not known.exists():
@@ -318,7 +326,9 @@ class Runner:
                 entry.result["prepare"]["bytes"] = answer["bytes"]
                 return answer
         if self.work.measure == "cold":
-            entry.result["cold"] = emptied(files_below(entry.prepared) or source_files(self.work, self.source))
+            found = emptied(files_below(entry.prepared) or source_files(self.work, self.source))
+            most = entry.result.get("cold", {}).get("resident", 0.0)
+            entry.result["cold"] = found | {"resident": max(most, found["resident"])}
         return run(entry.subject, request, self.options.timeout, memory, entry.slowed)
 
     def sweep(self, entry: Entry) -> int:
@@ -326,13 +336,25 @@ class Runner:
         counts = entry.result["workers_swept"]
         if self.work.measure == "resume":
             counts = [max(counts)]
-        tries = {workers: [self._tried(entry, workers)] for workers in counts}
+        tries: dict[int, list[float]] = {}
+        failures: dict[int, SubjectError] = {}
+        for workers in counts:
+            try:
+                tries[workers] = [self._tried(entry, workers)]
+            except AbsentError:
+                raise
+            except SubjectError as error:
+                failures[workers] = error
+                self.say(f"{entry.label} with {workers} workers: {str(error).splitlines()[-1]}")
+        if not tries:
+            raise failures[counts[0]]
         best = max(values[0] for values in tries.values())
         near = [workers for workers, values in tries.items() if values[0] >= SWEEP_NEAR * best]
         for _ in range(SWEEP_TRIES - 1 if len(near) > 1 else 0):
             for workers in near:
                 tries[workers].append(self._tried(entry, workers))
         entry.result["sweep"] = {str(workers): median(values) for workers, values in tries.items()}
+        entry.result["sweep"] |= {str(workers): str(error).splitlines()[-1] for workers, error in failures.items()}
         chosen: int = max(near, key=lambda workers: median(tries[workers]))
         entry.result["workers"] = chosen
         return chosen
@@ -368,7 +390,12 @@ class Runner:
 
     def _watch(self, entry: Entry) -> None:
         memory = Memory()
-        self.measure(entry, entry.result["workers"], memory=memory)
+        try:
+            self.measure(entry, entry.result["workers"], memory=memory)
+        except SubjectError as error:
+            # What was measured stands.
+            self.say(f"{entry.label}: memory was not measured: {str(error).splitlines()[-1]}")
+            return
         entry.result["memory_mib"] = {
             "anonymous_shared": memory.anonymous_shared,
             "file": memory.file,
@@ -378,7 +405,8 @@ class Runner:
     def finish(self, entries: Sequence[Entry]) -> None:
         """Sum up what was measured, after :meth:`all` or where that was interrupted."""
         for entry in entries:
-            if entry.status == "ok" and entry.repeats:
+            if entry.repeats:
+                # Of one that failed later, too: it stays failed, but what it did is in the record.
                 self._sum_up(entry, entry.repeats)
             elif entry.status == "ok":
                 entry.status, entry.reason = "interrupted", "the run was interrupted before its first round ended"
@@ -417,10 +445,14 @@ class Runner:
         if self._unreadable is None:
             self._unreadable = ""
             if self.work.source != "tokens":
+                self.say("looking for a source picture that cannot be read")
+                deadline = time.monotonic() + LOOK_SECONDS
                 for path in image_files(self.source):
+                    if time.monotonic() > deadline:
+                        break
                     try:
-                        verify.opened(path)
-                    except verify.SourceError as error:
+                        opened(path)
+                    except SourceError as error:
                         self._unreadable = f"\nsource: {error}"
                         break
         return self._unreadable
@@ -445,12 +477,27 @@ def emptied(files: Sequence[Path]) -> dict[str, Any]:
     return found
 
 
+def counts_of(offered: Sequence[int], asked: Sequence[int]) -> list[int]:
+    """Worker counts to try: those asked for, as far as a subject has a choice; 0 only where it has a way to work without."""
+    if len(offered) == 1:
+        return list(offered)
+    return [workers for workers in asked if workers or 0 in offered] or list(offered)
+
+
 def options_of(module: Any) -> dict[str, Any]:
-    """A subject's settings: its constants. Everything else it sets is in its source, at the record's commit."""
+    """A subject's settings: the constants of its module. Everything else it sets is in its source, at the record's commit."""
+    tree = ast.parse(Path(module.__file__).read_text())
+    names = {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in ast.walk(node)
+        if isinstance(target, ast.Name)
+    }
     return {
         name.lower().lstrip("_"): value
         for name, value in vars(module).items()
-        if name.isupper() and isinstance(value, int | float | str) and name not in ("TITLE", "FORMAT")
+        if name in names and name.isupper() and isinstance(value, int | float | str) and name not in ("TITLE", "FORMAT")
     }
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from benchmarks.harness import multimodal
+from benchmarks.harness.sources import opened
 from benchmarks.harness.statistics import kolmogorov_smirnov_p
 from benchmarks.harness.work import Workload, centre, draw_crop, image_files, resized, sequences
 
@@ -27,10 +28,6 @@ SHADES, SHADE_STEP = 32, 8
 
 class WrongWorkError(Exception):
     """A subject does something else than the workload. The message says what."""
-
-
-class SourceError(Exception):
-    """A source file cannot be used. The message names it."""
 
 
 def check_keys(work: Workload, answer: dict[str, Any], samples: int) -> None:
@@ -52,15 +49,6 @@ def check_keys(work: Workload, answer: dict[str, Any], samples: int) -> None:
     found = sorted([name, list(shape), dtype] for name, shape, dtype in answer["kinds"])
     if found != wanted:
         raise WrongWorkError(f"arrays are {found}; the workload asks for {wanted}")
-
-
-def opened(path: Path) -> Any:
-    """A source picture, RGB. Raises :class:`SourceError` where PIL cannot read it."""
-    try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
-    except Exception as error:
-        raise SourceError(f"{path}: {error}; take the file out of the folder, or mend it") from error
 
 
 def reference(path: Path) -> NDArray[np.uint8]:

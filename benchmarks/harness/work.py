@@ -59,6 +59,8 @@ class Workload:
 
 
 SEQUENCE = 2048
+LARGE_PHOTO = 6_000_000
+"""Pixels of a photo that W10 takes, at least."""
 SIDE, SAMPLE_RATE, SECONDS, TOKENS, NUMBERS = 1024, 16_000, 5, 64, 12
 IMAGE: dict[str, tuple[tuple[int, ...], str]] = {"image": ((224, 224, 3), "uint8")}
 MULTIMODAL: dict[str, tuple[tuple[int, ...], str]] = {
@@ -179,7 +181,7 @@ def source_files(work: Workload, source: Path) -> list[Path]:
     if work.source == "images":
         return image_files(source)
     if work.source == "multimodal":
-        return sorted(path for path in source.iterdir() if path.is_file())
+        return sorted(path for path in source.rglob("*") if path.is_file())
     return [path for path in [source / "tokens.npy"] if path.is_file()]
 
 
@@ -197,9 +199,9 @@ def count_samples(work: Workload, source: Path) -> int:
 
 def unusable(work: Workload, source: Path) -> str:
     """Why a folder cannot be a workload's source; empty if it can."""
-    samples = count_samples(work, source)
     if work.source == "tokens":
-        return "" if samples else "no tokens.npy with a whole sequence in it"
+        return unusable_tokens(source)
+    samples = count_samples(work, source)
     if not samples:
         return "no .jpg or .jpeg file in it"
     if work.source == "multimodal":
@@ -210,6 +212,19 @@ def unusable(work: Workload, source: Path) -> str:
     if work.measure == "resume" and samples <= work.batch:
         return f"{samples} pictures are one batch of {work.batch} or less: there is no batch before 90 % of the epoch"
     return ""
+
+
+def unusable_tokens(source: Path) -> str:
+    """The same for tokens."""
+    if not source_files(WORKLOADS["W3"], source):
+        return "no tokens.npy in it"
+    try:
+        found = np.load(source / "tokens.npy", mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        return f"tokens.npy cannot be read: {error}"
+    if found.dtype != np.uint16 or found.ndim != 1:
+        return f"tokens.npy holds {found.dtype} of shape {found.shape}; one flat array of uint16 ids is asked for"
+    return "" if len(found) >= SEQUENCE else f"tokens.npy holds {len(found)} ids, not one sequence of {SEQUENCE}"
 
 
 def limited(work: Workload, source: Path, limit: int, home: Path) -> Path:
@@ -226,7 +241,7 @@ def limited(work: Workload, source: Path, limit: int, home: Path) -> Path:
         target = place / file.relative_to(source)
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.link(file, target)
+            os.link(file.resolve(), target)
         except OSError:
             shutil.copy2(file, target)
     return place

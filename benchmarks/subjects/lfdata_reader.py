@@ -42,7 +42,7 @@ def prepare(workload: Workload, source: Path, target: Path) -> None:
     if workload.work == "multimodal":
         tokens = f"tokens:tokens=txt@file,tokenizer={source / 'tokenizer.json'}"
         audio = f"audio:audio=ogg@file,rate={SAMPLE_RATE},channels=mono"
-        rows = [{part: path.name for part, path in parts.items()} for parts in multimodal.parts_of(source)]
+        rows = [{part: str(path.relative_to(source)) for part, path in parts.items()} for parts in multimodal.parts_of(source)]
         _convert(source, target, rows, ["image:image=jpg@file,codec=keep", tokens, audio, "annotation:json=json@file"])
         return
     convert_pictures(source, target, _PICTURES.get(workload.work, "codec=keep"))

@@ -97,7 +97,12 @@ def tidy(prepared: Path) -> None:
     """
     shared = Path("/dev/shm")
     for found in shared.glob("*_locals"):
-        if str(prepared).encode() in found.read_bytes():
+        try:
+            mine = str(prepared).encode() in found.read_bytes()
+        except OSError:
+            # Somebody else's, or gone by now.
+            continue
+        if mine:
             number = found.name.partition("_")[0]
             for path in (*shared.glob(f"{number}_*"), *Path(tempfile.gettempdir()).glob(f"{number}_*_filelock")):
                 path.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,7 @@ def test_native_crops(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(verify, name, value)
     photos = tmp_path / "photos"
     photos.mkdir()
+    monkeypatch.setattr(run_, "LARGE_PHOTO", 800 * 600)
     small = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
     for number in range(9):
         Image.fromarray(small).resize((800, 600)).save(photos / f"{number}.jpg")
@@ -134,7 +136,25 @@ def test_native_crops(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert result["check"]["crops"] == 512
 
 
-def test_usage(tmp_path: Path, pictures: Path) -> None:
+def test_pictures_that_are_stored_turned_are_the_same_for_all(pictures: Path, home: Path, tmp_path: Path) -> None:
+    pytest.importorskip("simplejpeg")
+    source = tmp_path / "turned"
+    shutil.copytree(pictures, source)
+    for path in sorted(source.iterdir())[::3]:
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        Image.open(path).save(path, quality=95, exif=exif)
+    found = _results(home, "W2", source, "lfdata_reader,torch_simplejpeg,torch_pil", "--workers", "1")
+    assert [result["check"]["compared"] for result in found.values()] == [24, 24, 24]
+    assert len(list((home / "upright").iterdir())) == 1
+
+
+def test_usage(tmp_path: Path, pictures: Path, home: Path) -> None:
+    assert "photos of 6,000,000 pixels" in _run("W10", "--data", pictures).output
+    assert "ends a run before" in _run("W2", "--data", pictures, "--seconds", "900").output
+    blocked = _run("W2", "--data", pictures, "--output", pictures / "00.jpg" / "record.json")
+    assert blocked.exit_code == 2 and "--output" in blocked.output
+    assert not list(home.glob("records/*.json"))
     assert _run("W2", "--data", tmp_path).exit_code == 2
     assert _run("W2", "--data", pictures, "--subjects", "nobody").exit_code == 2
     assert _run("W99", "--data", pictures).exit_code == 2
@@ -190,6 +210,65 @@ def test_an_interruption_keeps_whole_rounds(pictures: Path, home: Path, monkeypa
     record = json.loads((home / "r.json").read_text())
     assert record["options"]["repeats"] == 1 and record["options"]["interrupted"]
     assert [len(found["samples_s"]["repeats"]) for found in record["results"].values()] == [1, 1]
+
+
+def test_a_count_that_fails_does_not_cost_the_others(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(self: Any, entry: Any, workers: int) -> dict[str, float]:
+        if workers in failing:
+            raise SubjectError(f"no way with {workers}")
+        return {"samples_s": 5.0}
+
+    monkeypatch.setattr(runner.Runner, "measure", measure)
+    entry = runner.Entry("a", "torch_pil", result={"workers_swept": [1, 2]})
+    sweep = runner.Runner(WORKLOADS["W2"], pictures, runner.Options(), print).sweep
+    failing = {2}
+    assert sweep(entry) == 1 and entry.result["sweep"] == {"1": 5.0, "2": "no way with 2"}
+    failing = {1, 2}
+    with pytest.raises(SubjectError, match="no way with 1"):
+        sweep(entry)
+
+
+def test_worker_counts_are_those_a_subject_has() -> None:
+    assert runner.counts_of([0, 1, 2], [2, 8]) == [2, 8]
+    assert runner.counts_of([1, 2], [0, 2]) == [2] and runner.counts_of([1, 2], [0]) == [1, 2]
+    assert runner.counts_of([0], [2]) == [0] and runner.counts_of([1, 2], []) == [1, 2]
+
+
+def test_a_failure_late_in_the_run_keeps_what_was_measured(pictures: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    measure = runner.Runner.measure
+
+    def failing(self: Any, entry: Any, *arguments: Any, **more: Any) -> Any:
+        calls.append(entry.label)
+        if entry.label == "torch_pil" and calls.count("torch_pil") == 3:  # a sweep, a round, another
+            raise SubjectError("out of luck")
+        return measure(self, entry, *arguments, **more)
+
+    monkeypatch.setattr(runner.Runner, "measure", failing)
+    options = ("--seconds", "0.01", "--workers", "0", "--repeats", "2", "--output", home / "r.json")
+    assert _run("W2", "--data", pictures, "--subjects", "torch_pil,torch_pil", *options).exit_code == 0
+    first, second = json.loads((home / "r.json").read_text())["results"].values()
+    assert (first["status"], first["reason"]) == ("failed", "out of luck") and len(first["samples_s"]["repeats"]) == 1
+    assert second["status"] == "ok" and len(second["samples_s"]["repeats"]) == 2
+
+
+def test_the_default_record_overwrites_none(tmp_path: Path) -> None:
+    assert run_.unused(tmp_path, "W1-x").name == "W1-x.json"
+    for name in ("W1-x.json", "W1-x-2.json"):
+        (tmp_path / name).write_text("")
+    assert run_.unused(tmp_path, "W1-x").name == "W1-x-3.json"
+
+
+def test_a_process_that_is_gone_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its worker holds the pipe open.
+    text = "import os, sys, time\nif os.fork() == 0:\n    time.sleep(60)\nsys.stderr.write('killed here')\nos._exit(7)\n"
+    (tmp_path / "python").write_text(f"#!{sys.executable}\n{text}")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(process, "interpreter", lambda subject: str(tmp_path / "python"))
+    began = time.monotonic()
+    with pytest.raises(SubjectError, match="exit status 7: killed here"):
+        process.run("torch_pil", {}, 50)
+    assert time.monotonic() - began < 30
 
 
 def test_counts_that_are_near_are_tried_again(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:

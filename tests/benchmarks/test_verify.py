@@ -264,3 +264,25 @@ def test_a_part_of_a_source_is_spread_over_it(tmp_path: Path) -> None:
     assert [path.name for path in image_files(part)] == [names[0], names[len(names) // 2]]
     assert unusable(WORKLOADS["W4"], part) == ""
     assert len(image_files(limited(WORKLOADS["W2"], source, 99, tmp_path / "parts"))) == len(names)
+    (tmp_path / "links").mkdir()
+    for name in names:
+        (tmp_path / "links" / name).symlink_to(Path("..") / "whole" / "source" / name)
+    linked = limited(WORKLOADS["W2"], tmp_path / "links", 2, tmp_path / "parts")
+    assert [path.read_bytes()[:2] for path in image_files(linked)] == [b"\xff\xd8"] * 2
+
+
+def test_tokens_that_are_no_flat_array_of_uint16_are_named(tmp_path: Path) -> None:
+    path, w3 = tmp_path / "tokens.npy", WORKLOADS["W3"]
+    assert unusable(w3, tmp_path) == "no tokens.npy in it"
+    for content, words in [
+        (np.zeros(9, np.uint16), "9 ids, not one sequence"),
+        (np.zeros(9000, np.int32), "int32"),
+        (np.zeros((3, 4096), np.uint16), r"shape (3, 4096)"),
+        (np.zeros((), np.uint16), r"shape ()"),
+    ]:
+        np.save(path, content)
+        assert words in unusable(w3, tmp_path)
+    path.write_bytes(b"no array")
+    assert "cannot be read" in unusable(w3, tmp_path)
+    np.save(path, np.zeros(4096, np.uint16))
+    assert unusable(w3, tmp_path) == ""
