@@ -132,6 +132,9 @@ def command(
         runner.all(entries)
     except KeyboardInterrupt:
         interrupted = True
+        if not runner.rounds:
+            click.echo("interrupted before the first round ended: no record", err=True)
+            raise click.exceptions.Exit(130) from None
         click.echo("interrupted: what was measured goes into the record", err=True)
     runner.finish(entries)
     about = {
