@@ -79,7 +79,8 @@ test-all: test  ## test, then test-long (45 minutes at most)
 test-gpu:  ## tests that need CUDA, with GPU_PYTHON's torch
 	$(GPU_PYTHON) -m pytest -m "$(GPU)" || { code=$$?; [ $$code = 5 ] && echo "no test needs a GPU yet"; }
 
-clean:  ## remove environments, caches and outputs
-	rm -rf $(VENV) $(PILLOW_VENV) $(DEMO) build bench-data *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean:  ## remove environments, caches and outputs (but no benchmark records)
+	[ ! -d bench-data ] || find bench-data -mindepth 1 -maxdepth 1 ! -name records -exec rm -rf {} +
+	rm -rf $(VENV) $(PILLOW_VENV) $(DEMO) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find lfdata lftrain tools benchmarks tests samples -name __pycache__ -prune -exec rm -rf {} +
 	find lfdata -name '*.so' -delete

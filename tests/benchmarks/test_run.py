@@ -34,7 +34,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for module in (environments, runner):
+    for module in (environments, runner, run_):
         monkeypatch.setattr(module, "HOME", tmp_path)
     return tmp_path
 
@@ -136,6 +136,7 @@ def test_native_crops(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert result["check"]["crops"] == 512
 
 
+@pytest.mark.slow
 def test_pictures_that_are_stored_turned_are_the_same_for_all(pictures: Path, home: Path, tmp_path: Path) -> None:
     pytest.importorskip("simplejpeg")
     source = tmp_path / "turned"
