@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lfdata.loader.slots import control_groups
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -42,19 +44,10 @@ def empty(paths: Iterable[Path]) -> tuple[str, float]:
 def memory_limit() -> int:
     """Bytes of memory, page cache included, that this process may use: the least limit of its control groups, or all there is."""
     limits = [os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE]
-    with suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, inner = line.split(":", 2)
-            if controllers and "memory" not in controllers.split(","):
-                continue
-            root = Path("/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup")
-            place = root / inner.lstrip("/")
-            for folder in (place, *place.parents):
-                for name in ("memory.limit_in_bytes", "memory.max"):
-                    with suppress(OSError, ValueError):
-                        limits.append(int((folder / name).read_text()))
-                if folder == root:
-                    break
+    for group in control_groups():
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with suppress(OSError, ValueError):
+                limits.append(int((group / name).read_text()))
     return min(limits)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
-from benchmarks.harness.work import Workload, image_files
+from benchmarks.harness.work import Workload, image_files, put
 
 ORIENTATION = 0x0112
 QUALITY = 95
@@ -62,16 +62,13 @@ def upright(work: Workload, source: Path, home: Path, say: Callable[[str], None]
     shutil.rmtree(half, ignore_errors=True)
     for path in files:
         target = half / path.relative_to(source)
-        target.parent.mkdir(parents=True, exist_ok=True)
         if path in turned:
+            target.parent.mkdir(parents=True, exist_ok=True)
             with Image.open(path) as image:
                 made = ImageOps.exif_transpose(image).convert("RGB")
             made.save(target, "JPEG", quality=QUALITY)
-            continue
-        try:
-            os.link(path.resolve(), target)
-        except OSError:
-            shutil.copy2(path, target)
+        else:
+            put(path, target)
     half.rename(place)
     return place
 

@@ -238,13 +238,17 @@ def limited(work: Workload, source: Path, limit: int, home: Path) -> Path:
     files = [file for path in chosen for file in (path, *(path.with_suffix(f".{part}") for part in parts if part != "jpg"))]
     files += [source / "tokenizer.json"] if parts else []
     for file in files:
-        target = place / file.relative_to(source)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(file.resolve(), target)
-        except OSError:
-            shutil.copy2(file, target)
+        put(file, place / file.relative_to(source))
     return place
+
+
+def put(file: Path, target: Path) -> None:
+    """The file under another name: a hard link, or a copy on another file system."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(file.resolve(), target)
+    except OSError:
+        shutil.copy2(file, target)
 
 
 def sweep(cores: int) -> list[int]:

@@ -124,7 +124,11 @@ class Producer:
         """Begin to read for a job what can be read while the caller does something else; :meth:`run` waits for it."""
         if self.batch_ops or self.plan.packing is not None or self.spec.poison:
             return
-        samples = self.plan.work(job.epoch, job.first, job.steps).samples
+        try:
+            samples = self.plan.work(job.epoch, job.first, job.steps).samples
+        except Exception:
+            # It is told in its turn, after the batches before it.
+            return
         rows, slot = Rows(self.sources, samples, self.spec.seed), slots.slot(job.slot)
         found = {}
         for filler in self.fillers:
@@ -223,8 +227,9 @@ class Producer:
         if policy == "replace" and any(part.by for filler in fillers for part in filler.parts):
             policy = "mask"  # ragged samples are masked in place: a slot has room for those it was planned for
         # With rows left out the places are those of other samples: what was begun is given up (that waits for it).
-        started = self._started.pop(job.number, EMPTY) if not job.crashed else EMPTY
-        self._started.pop(job.number, None)
+        started = self._started.pop(job.number, EMPTY)
+        if job.crashed:
+            started = EMPTY
         for attempt in range(MOST_ATTEMPTS):
             rows = Rows(self.sources, samples, self.spec.seed, started)
             crashed = [row for row in range(len(rows)) if identity(samples, row) in job.crashed] if job.crashed else []
