@@ -35,7 +35,7 @@ $(INSTALLED): $(SETUP)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --constraint constraints.txt pip setuptools wheel
 	tools/install-pil.sh $(BIN)/python
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[tokenizers,webdataset,bench,frameworks,dev]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[tokenizers,arrow,hdf5,video,yaml,webdataset,remote,gcs,ray,bench,frameworks,safetensors,tensorboard,dev]'
 	@$(BIN)/python -c "import PIL, torch; print(f'installed: torch {torch.__version__}, PIL {PIL.__version__}')"
 	@touch $@
 

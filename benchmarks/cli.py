@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import click
 
-COMMANDS = ("run", "compare", "report", "plot", "data", "environment", "convert", "read", "open", "sizes", "layout")
+from benchmarks.record import RecordError
+
+COMMANDS = (
+    "run",
+    "compare",
+    "report",
+    "plot",
+    "data",
+    "environment",
+    "convert",
+    "sources",
+    "read",
+    "open",
+    "sizes",
+    "layout",
+    "windows",
+    "remote",
+)
 
 
 class _Commands(click.Group):
@@ -21,6 +39,12 @@ class _Commands(click.Group):
         command = importlib.import_module(f"benchmarks.commands.{cmd_name}_").command
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RecordError as error:
+            raise click.ClickException(str(error)) from error
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

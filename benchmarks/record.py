@@ -16,6 +16,9 @@ from typing import Any
 
 import msgspec
 
+from lfdata.errors import StorageError
+from lfdata.format.durable import Files
+
 RESULTS = Path(__file__).parent / "results"
 REPEATS = 5
 LOAD_BEFORE = os.getloadavg()[0]
@@ -143,13 +146,9 @@ def writable(path: Path) -> str:
     return ""
 
 
-def save(
-    name: str, options: Mapping[str, Any], results: Any, output: Path | None, began: Mapping[str, str] | None = None
-) -> Path:
-    """Write one record as JSON; by default to ``benchmarks/results/NAME.json``. ``began``: commit and date as they were at the start
-    (see :func:`moment`)."""
-    path = output or RESULTS / f"{name}.json"
-    record = {
+def made(name: str, options: Mapping[str, Any], results: Any, began: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """One record. ``began``: commit and date as they were at the start (see :func:`moment`)."""
+    return {
         "benchmark": name,
         "command": command_line(sys.argv[1:]),
         **(began or moment()),
@@ -158,6 +157,24 @@ def save(
         "options": dict(options),
         "results": results,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+
+
+def write(record: Mapping[str, Any], path: Path) -> Path:
+    """A record as JSON, whole or not at all: what was at ``path`` stays until the new one is on the disk.
+
+    Raises:
+        RecordError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Files().write_file(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+    except (OSError, StorageError) as error:
+        reason = error.strerror if isinstance(error, OSError) else os.strerror(error.errno or 0)
+        kept = "; the earlier record stays" if path.exists() else ""
+        raise RecordError(f"the record was not written: {path}: {reason}{kept}") from error
     return path
+
+
+def save(name: str, options: Mapping[str, Any], results: Any, output: Path | None) -> Path:
+    """Make a record and write it, by default to ``benchmarks/results/NAME.json``. Raises :class:`RecordError`."""
+    return write(made(name, options, results), output or RESULTS / f"{name}.json")

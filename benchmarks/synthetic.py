@@ -23,6 +23,23 @@ def write_bytes_dataset(path: Path, rows: NDArray[Any], group_bytes: int = GROUP
     _write_one_shard(path, FieldMeta("value", "bytes"), values, group_bytes)
 
 
+def write_bytes_shards(path: Path, rows: NDArray[Any], shards: int) -> None:
+    """The same in several shards."""
+    path.mkdir(parents=True, exist_ok=True)
+    field, entries = FieldMeta("value", "bytes"), []
+    for number, part in enumerate(np.array_split(rows, shards)):
+        identity = number.to_bytes(15, "little") + b"\1"
+        writer = ShardWriter(path / f"s{number:05d}.lfd", (field,), identity)
+        for row in part:
+            writer.add(row[:8].tobytes(), {field.name: Encoded(row.tobytes())})
+        written = writer.finish(ShardMeta(fields=(field,)))
+        entries.append(
+            ShardEntry(writer.path.name, identity.hex(), written.rows, written.bytes, written.tail, written.sha256, number)
+        )
+    statistics = {field.name: {"present": len(rows)}}
+    Files().write_file(path / MANIFEST, encode_manifest(Manifest(len(rows), (field,), tuple(entries), statistics)))
+
+
 def write_tokens_dataset(path: Path, rows: NDArray[np.uint16]) -> None:
     """One shard with one ``tokens`` field ``tokens``: row i of a (rows, length) uint16 array."""
     field = FieldMeta("tokens", "tokens", {"dtype": "uint16", "vocab": 1 << 16})

@@ -14,7 +14,20 @@ from lfdata.format import gather
 __all__ = ["examine", "healthy", "render"]
 
 _READER, _PIXELS = "lfdata.format._native", "lfdata.codecs._pixels"
-_PACKAGES = ("numpy", "msgspec", "xxhash", "zstandard", "torch", "soundfile", "soxr", "tokenizers", "tiktoken")
+_PACKAGES = (
+    "numpy",
+    "msgspec",
+    "xxhash",
+    "zstandard",
+    "torch",
+    "soundfile",
+    "soxr",
+    "tokenizers",
+    "tiktoken",
+    "fsspec",
+    "s3fs",
+    "gcsfs",
+)
 _DEBIAN = {
     _READER: "gcc libc6-dev python3-dev",
     _PIXELS: "gcc libc6-dev python3-dev libjpeg-dev libwebp-dev",

@@ -65,6 +65,10 @@ class DiskFullError(StorageError):
     """No space, quota or file-size limit left for a write."""
 
 
+class RemoteError(StorageError):
+    """A server that failed until the deadline, or refused; it was tried again already where that makes sense."""
+
+
 class TargetExistsError(LfdataError):
     """The target already holds a data set, or another writer holds its lock."""
 

@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from lfdata.dataset import ShardDataset
 from lfdata.errors import OptionError
+from lfdata.storage import Cache
 
 # Samples read at a time: enough to join neighbouring reads, few enough to keep memory and latency low.
 READ_SAMPLES = 32
@@ -27,6 +28,7 @@ class ShardIterableDataset(IterableDataset[Any]):
         path: the data set.
         fields: names of the fields samples carry; all by default.
         transform: called with each sample (a dict, see :meth:`ShardDataset.__getitem__`) in the worker.
+        cache: of a data set by URL, see :class:`ShardDataset`.
         rank, world_size: this process's share: rows ``len * rank // world_size`` to ``len * (rank + 1) // world_size``.
     """
 
@@ -38,11 +40,12 @@ class ShardIterableDataset(IterableDataset[Any]):
         transform: Callable[[dict[str, Any]], Any] | None = None,
         rank: int = 0,
         world_size: int = 1,
+        cache: Cache | str | None = None,
     ) -> None:
         super().__init__()
         if not 0 <= rank < world_size:
             raise OptionError(f"rank {rank} is not in 0 to {world_size - 1}")
-        self.dataset = ShardDataset(path, fields)
+        self.dataset = ShardDataset(path, fields, cache=cache)
         self.transform = transform
         self._first = len(self.dataset) * rank // world_size
         self._stop = len(self.dataset) * (rank + 1) // world_size

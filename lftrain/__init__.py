@@ -1,1 +1,51 @@
-"""lftrain: the training runtime. Empty for now; it will import ``lfdata``, never the other way round."""
+"""lftrain: trains models from the shards of ``lfdata``. Imports ``lfdata``, never the other way round.
+
+``lftrain run CONFIG``, or from Python::
+
+    options = lftrain.Options(run=lftrain.RunOptions(folder="run", steps=100))
+    lftrain.Runtime(model, loss, loader, optimizer, options).run()
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from lftrain import errors
+from lftrain.options import (
+    ActivationOptions,
+    CheckpointOptions,
+    CompileOptions,
+    Config,
+    DdpOptions,
+    GraphOptions,
+    MetricsOptions,
+    Options,
+    PrecisionOptions,
+    RunOptions,
+)
+
+if TYPE_CHECKING:
+    from lftrain.runtime.loop import Result, Runtime
+
+__all__ = [
+    "ActivationOptions",
+    "CheckpointOptions",
+    "CompileOptions",
+    "Config",
+    "DdpOptions",
+    "GraphOptions",
+    "MetricsOptions",
+    "Options",
+    "PrecisionOptions",
+    "Result",
+    "RunOptions",
+    "Runtime",
+    "errors",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when asked for: torch takes seconds, and reading a configuration needs none of it.
+    if name not in ("Result", "Runtime"):
+        raise AttributeError(f"module 'lftrain' has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module("lftrain.runtime.loop"), name)
+    return found

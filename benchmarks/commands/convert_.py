@@ -49,7 +49,7 @@ def bare(paths: list[str], options: dict[str, str]) -> int:
     return total
 
 
-def _timed(commands: list[list[str]]) -> tuple[float, float]:
+def timed(commands: list[list[str]]) -> tuple[float, float]:
     """Wall and CPU seconds of processes run side by side."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
@@ -124,7 +124,7 @@ def _case(pictures: Path, count: int, case: str, options: dict[str, str], worker
 
     def run(name: str, commands: list[list[str]]) -> Callable[[], float]:
         def once() -> float:
-            wall, used = _timed(commands)
+            wall, used = timed(commands)
             cpu[name].append(used)
             return count / wall
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
+from benchmarks.harness.entries import SUBJECTS, as_record, entries_of, subject_module
 from benchmarks.harness.environments import HOME
 from benchmarks.harness.report import table
-from benchmarks.harness.runner import SUBJECTS, Options, Runner, as_record, entries_of, subject_module
+from benchmarks.harness.runner import Options, Runner
 from benchmarks.harness.sources import small_photo, upright
 from benchmarks.harness.work import LARGE_PHOTO, WORKLOADS, Workload, limited, unusable
-from benchmarks.record import REPEATS, moment, read, save, writable
+from benchmarks.record import REPEATS, RecordError, made, moment, writable, write
 
 
 def unused(folder: Path, name: str) -> Path:
@@ -21,6 +26,17 @@ def unused(folder: Path, name: str) -> Path:
         number += 1
         path = folder / f"{name}-{number}.json"
     return path
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """A failure of the disk as one line."""
+    try:
+        yield
+    except OSError as error:
+        raise click.ClickException(
+            f"{what}: {error.strerror or error}; make room, or set LFBENCH_HOME to another directory"
+        ) from error
 
 
 def offering(work: Workload) -> list[str]:
@@ -109,11 +125,16 @@ def command(
     work = WORKLOADS[workload]
     if reason := unusable(work, data) or (small_photo(data, LARGE_PHOTO) if work.work == "native" else ""):
         raise click.UsageError(f"{data}: {reason}")
+    if HOME.resolve().is_relative_to(data.resolve()):
+        raise click.UsageError(
+            f"{data} holds {HOME}, where the harness keeps its own pictures: give the folder of the samples alone"
+        )
     name = f"{workload}-{data.resolve().name}"
     if limit is not None:
         if work.source == "tokens":
             raise click.UsageError("--limit: tokens are one file; give a folder with a smaller one")
-        data = limited(work, data, limit, HOME / "limited")
+        with _named(f"{HOME / 'limited'}: the part of the data set could not be made"):
+            data = limited(work, data, limit, HOME / "limited")
         if reason := unusable(work, data):
             raise click.UsageError(f"--limit {limit}: {reason}")
     place = output or unused(HOME / "records", name)
@@ -122,12 +143,19 @@ def command(
     if max(seconds, step if work.measure == "paced" else 0.0) >= timeout:
         raise click.UsageError(f"--timeout {timeout:g} ends a run before it has been measured for {seconds:g} s")
     began = moment()
-    data = upright(work, data, HOME / "upright", lambda text: click.echo(text, err=True))
+    with _named(f"{HOME / 'upright'}: the upright pictures could not be made"):
+        data = upright(work, data, HOME / "upright", lambda text: click.echo(text, err=True))
     options = Options(repeats=repeats, seconds=seconds, workers=workers, seed=seed, step=step, timeout=timeout)
     runner = Runner(work, data, options, lambda text: click.echo(text, err=True))
     floor = runner.memcpy() if runner.work.arrays else None
     entries = entries_of(subjects, slow)
     interrupted = False
+    # What ends a job politely keeps the rounds that are whole, as Ctrl-C does.
+    before = (
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        if threading.current_thread() is threading.main_thread()
+        else None
+    )
     try:
         runner.all(entries)
     except KeyboardInterrupt:
@@ -136,6 +164,9 @@ def command(
             click.echo("interrupted before the first round ended: no record", err=True)
             raise click.exceptions.Exit(130) from None
         click.echo("interrupted: what was measured goes into the record", err=True)
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
     runner.finish(entries)
     about = {
         "workload": workload,
@@ -155,9 +186,13 @@ def command(
         "limit": limit,
         "not_run": [subject_module(other).TITLE for other in offering(work) if other not in subjects],
     }
-    path = save(name, about, as_record(entries, runner.work.metric), place, began)
-    click.echo(table(read(path)))
-    click.echo(f"record: {path}")
+    record = made(name, about, as_record(entries, runner.work.metric), began)
+    # First the table: where the record cannot be written, the figures are not lost.
+    click.echo(table(record))
+    try:
+        click.echo(f"record: {write(record, place)}")
+    except RecordError as error:
+        raise click.ClickException(str(error)) from error
     if interrupted:
         raise click.exceptions.Exit(130)
     if all(entry.status != "ok" for entry in entries):

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.environments import PACKAGES, SAME
-from benchmarks.harness.work import WORKLOADS, Batch, Settings, Workload, folder_bytes, touch
+from benchmarks.harness.work import WORKLOADS, Batch, Settings, Workload, folder_bytes, key_faults, signatures, touch
 
 TICK = os.sysconf("SC_CLK_TCK")
 # A consumer that waits longer than this for a batch was not fed.
@@ -72,6 +73,11 @@ def versions(subject: str) -> dict[str, str]:
     for name in dict.fromkeys((*names, *COMMON)):
         with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
+    if {"pillow", "pillow-simd"} <= found.keys():
+        # Both may be in reach, one in each of two environments; the module is that of one of them.
+        import PIL
+
+        found.pop("pillow" if "post" in PIL.__version__ else "pillow-simd")
     return found
 
 
@@ -80,19 +86,54 @@ def host(array: Any) -> Any:
     return np.asarray(array.cpu() if getattr(array, "is_cuda", False) else array)
 
 
-def chosen(key: int, keys: int, wanted: int) -> bool:
-    """Whether a key is among the about ``wanted`` that are compared; the same ones for every subject."""
-    digest = hashlib.sha256(b"%d" % key).digest()
+def chosen(key: int, keys: int, wanted: int, epoch: int = 0) -> bool:
+    """Whether a key is among the about ``wanted`` that are compared of an epoch; the same ones for every subject."""
+    digest = hashlib.sha256(b"%d" % key + (b" %d" % epoch if epoch else b"")).digest()
     return int.from_bytes(digest[:8], "little") / 2**64 < wanted / max(1, keys)
 
 
+class Kept:
+    """What goes back of the epochs of a check: the arrays of chosen keys, and a signature of every sample where one is asked for."""
+
+    def __init__(self, work: Workload, request: dict[str, Any]) -> None:
+        self.work, self.request = work, request
+        self.keys: list[int] = []
+        self.arrays: dict[str, list[Any]] = {name: [] for name in work.arrays}
+        self.signature_keys: list[int] = []
+        self.signatures: list[Any] = []
+
+    def add(self, epoch: int, keys: list[int], arrays: dict[str, Any]) -> None:
+        """One batch."""
+        wanted = self.request["wanted"][min(epoch, len(self.request["wanted"]) - 1)]
+        for row, key in enumerate(keys):
+            if chosen(key, self.request["samples"], wanted, epoch):
+                self.keys.append(key)
+                for name in self.arrays:
+                    self.arrays[name].append(arrays[name][row].copy())
+        # One of another shape is refused for that.
+        shaped = all(arrays[name].shape[1:] == shape for name, (shape, _) in self.work.arrays.items() if name in arrays)
+        if self.request.get("signatures") and keys and shaped:
+            self.signature_keys += keys
+            if "tokens" in arrays:
+                self.signatures += [zlib.crc32(row.tobytes()) for row in arrays["tokens"]]
+            else:
+                self.signatures += [*signatures(arrays["image"])]
+
+    def save(self, path: str) -> None:
+        """All of it, as a NumPy archive."""
+        saved: dict[str, Any] = {name: np.array(rows) for name, rows in self.arrays.items()}
+        saved |= {"signature_keys": np.array(self.signature_keys, np.int64), "signatures": np.array(self.signatures)}
+        np.savez(path, keys=np.array(self.keys, np.int64), **saved)
+
+
 def check(work: Workload, epochs: Iterator[Iterator[Batch]], request: dict[str, Any]) -> dict[str, Any]:
-    """Some epochs: every key, shape and dtype; the arrays of chosen keys go to a file."""
+    """Some epochs: every key, shape and dtype; the arrays of chosen keys go to a file. With ``later``, so many samples of the last are
+    enough."""
     keys: list[list[int]] = []
     kinds: set[tuple[str, tuple[int, ...], str]] = set()
-    kept_keys: list[int] = []
-    kept: dict[str, list[Any]] = {name: [] for name in work.arrays}
-    for _ in range(request["epochs"]):
+    kept = Kept(work, request)
+    later, cut = request.get("later", 0), False
+    for number in range(request["epochs"]):
         keys.append([])
         for batch in next(epochs):
             arrays = {name: host(array) for name, array in batch.arrays.items()}
@@ -101,14 +142,26 @@ def check(work: Workload, epochs: Iterator[Iterator[Batch]], request: dict[str, 
             kinds |= {(name, array.shape[1:], str(array.dtype)) for name, array in arrays.items()}
             if any(len(array) != len(mine) for array in arrays.values()):
                 raise ValueError(f"{len(mine)} keys with arrays of {[len(array) for array in arrays.values()]} rows")
-            for row, key in enumerate(mine):
-                if chosen(key, request["samples"], request["wanted"]):
-                    kept_keys.append(key)
-                    for name in kept:
-                        kept[name].append(arrays[name][row].copy())
-    saved: dict[str, Any] = {"keys": np.array(kept_keys)} | {name: np.array(rows) for name, rows in kept.items()}
-    np.savez(request["output"], **saved)
-    return {"keys": keys, "kinds": sorted(kinds)}
+            kept.add(number, mine, arrays)
+            cut = bool(later) and number == request["epochs"] - 1 > 0 and later <= len(keys[-1]) < request["samples"]
+            if cut:
+                break
+    kept.save(request["output"])
+    return {"keys": keys, "kinds": sorted(kinds), "cut": cut}
+
+
+def copied(keys: Any) -> Any:
+    """Keys of a batch that stay what they are when its memory is used again."""
+    return keys if isinstance(keys, list) else host(keys).copy()
+
+
+def wrong_keys(epochs: list[list[Any]], samples: int) -> str:
+    """What is wrong with the keys of measured epochs; empty if nothing."""
+    for number, epoch in enumerate(epochs):
+        faults = key_faults(np.concatenate([np.asarray(keys, np.int64).reshape(-1) for keys in epoch]), samples)
+        if faults:
+            return f"epoch {number} of {len(epochs)} that were measured: {faults}"
+    return ""
 
 
 def measure(work: Workload, epochs: Iterator[Iterator[Batch]], request: dict[str, Any], started: float) -> dict[str, Any]:
@@ -121,12 +174,15 @@ def measure(work: Workload, epochs: Iterator[Iterator[Batch]], request: dict[str
         first = started
     arrived = last = waited = 0.0
     samples = count = batches = starved = 0
+    came: list[list[Any]] = []
     while True:
+        came.append([])
         asked = time.perf_counter()
         for batch in next(epochs):
             wait = time.perf_counter() - asked
             touch(batch.arrays)
             samples += len(batch.keys)
+            came[-1].append(copied(batch.keys))
             if step:
                 time.sleep(step)
             last = time.perf_counter()
@@ -150,6 +206,9 @@ def measure(work: Workload, epochs: Iterator[Iterator[Batch]], request: dict[str
         "first_batch_s": arrived - step - started,
         "samples": samples,
         "epochs": count,
+        "measured_samples": samples - skipped,
+        "measured_s": last - first,
+        "wrong_keys": wrong_keys(came, request["samples"]),
     }
     return answer | ({"waiting": waited / (last - first), "starved_steps": starved / batches} if paced else {})
 
@@ -178,6 +237,8 @@ def read_keys(read: Callable[[int], Any], request: dict[str, Any], started: floa
         "cpu_s_1000": 1000 * cpu / len(times),
         "first_batch_s": first - started,
         "samples": len(times),
+        "measured_samples": len(times),
+        "measured_s": done - begin,
         "latency_p50_us": p50 * 1e6,
         "latency_p99_us": p99 * 1e6,
     }
@@ -185,7 +246,7 @@ def read_keys(read: Callable[[int], Any], request: dict[str, Any], started: floa
 
 def read_digests(read: Callable[[int], Any], request: dict[str, Any]) -> dict[str, Any]:
     """Digests of what chosen keys read as."""
-    keys = [key for key in range(request["samples"]) if chosen(key, request["samples"], request["wanted"])]
+    keys = [key for key in range(request["samples"]) if chosen(key, request["samples"], request["wanted"][0])]
     return {"digests": {str(key): hashlib.sha256(bytes(read(key))).hexdigest() for key in keys}}
 
 
@@ -239,6 +300,8 @@ def build(subject: Any, work: Workload, request: dict[str, Any], started: float)
         "samples_s": request["samples"] / seconds,
         "cpu_s_1000": 1000 * (tree_cpu() - cpu) / request["samples"],
         "bytes": folder_bytes(target),
+        "measured_samples": request["samples"],
+        "measured_s": seconds,
     }
 
 
@@ -249,7 +312,7 @@ def check_built(subject: Any, work: Workload, request: dict[str, Any]) -> dict[s
     keys, kept_keys, kept = [], [], []
     for key, data in subject.stored(work, target):
         keys.append(key)
-        if chosen(key, request["samples"], request["wanted"]):
+        if chosen(key, request["samples"], request["wanted"][0]):
             kept_keys.append(key)
             kept.append(np.frombuffer(data, np.uint8))
     ends = np.cumsum([len(data) for data in kept])
@@ -295,7 +358,8 @@ def main() -> None:
     imported = time.perf_counter()
     answer: dict[str, Any] = {"import_s": imported - begin}
     if request["mode"] == "probe":
-        answer |= {"workers": subject.workers(work, request["cores"]), "versions": versions(request["subject"])}
+        own = subject.versions() if hasattr(subject, "versions") else {}
+        answer |= {"workers": subject.workers(work, request["cores"]), "versions": versions(request["subject"]) | own}
     elif request["mode"] == "prepare":
         subject.prepare(work, Path(request["source"]), Path(request["prepared"]))
         answer |= {"seconds": time.perf_counter() - imported}

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from benchmarks.harness.report import title_of
+from benchmarks.record import read
 
 # Title of the axis, and factor, by the figure a record's subjects are compared by.
 _AXES = {"samples_s": "samples/s (longer is better)", "resume_s": "seconds to the next batch (shorter is better)"}
@@ -20,6 +25,29 @@ def bars(record: dict[str, Any]) -> list[tuple[str, float, float, float]]:
             figure = result[metric]
             found.append((title_of(label, result, record), figure["median"], figure["min"], figure["max"]))
     return found
+
+
+def digest_of(record: dict[str, Any]) -> str:
+    """What a plot shows, as a digest that is written into it."""
+    about, machine = record["options"], record["machine"]
+    shown = [bars(record), *(about[name] for name in ("workload", "title", "data", "cores")), machine["cpu"]]
+    return hashlib.sha256(msgspec.json.encode(shown)).hexdigest()
+
+
+def stale(records: Iterable[Path], folder: Path) -> list[str]:
+    """Plots in a folder that are missing or do not show what their record says."""
+    found = []
+    for path in records:
+        plot = folder / f"{path.stem}.svg"
+        if not plot.exists() or digest_of(read(path)) not in plot.read_text():
+            found.append(plot.name)
+    return found
+
+
+def surplus(records: Iterable[Path], folder: Path) -> list[str]:
+    """Plots in a folder that no record is shown by."""
+    known = {f"{path.stem}.svg" for path in records}
+    return sorted(path.name for path in folder.glob("*.svg") if path.name not in known)
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
@@ -51,5 +79,5 @@ def draw(record: dict[str, Any], path: Path) -> None:
         f"{about['workload']}: {about['title']}\n{about['data']}, {about['cores']} cores of {machine['cpu']}", fontsize=9
     )
     axes.spines[["top", "right"]].set_visible(False)
-    metadata = {"Date": None} if path.suffix == ".svg" else None
+    metadata = {"Date": None, "Description": digest_of(record)} if path.suffix == ".svg" else None
     figure.savefig(path, metadata=metadata)

@@ -20,8 +20,8 @@ REPO = Path(__file__).resolve().parents[2]
 SAMPLE_SECONDS = 0.1
 # How often a subject that is to be slower is stopped for a moment.
 STOP_EVERY_SECONDS, LOOK_EVERY_SECONDS = 0.05, 0.5
-# What a Python process of a subject prints when it fails; the last lines are enough to know why.
-_TAIL = 1200
+# Letters of what a subject's process prints when it fails. What it started says why before its own traceback.
+_TAIL = 6000
 
 
 class SubjectError(Exception):

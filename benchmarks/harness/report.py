@@ -7,13 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.statistics import verdict
+from benchmarks.harness import by_hand
+from benchmarks.harness.audit import whole
+from benchmarks.harness.reasons import short
+from benchmarks.harness.statistics import P_LIMIT, least_p, verdict
 from benchmarks.record import REPEATS, RESULTS, RecordError, read
 
 REPO = Path(__file__).resolve().parents[2]
 DOCUMENTS = (REPO / "README.md", REPO / "docs" / "benchmarks.md")
 # <!-- record: NAME --> table <!-- end -->; with "brief" after the name, a table of few columns
+# <!-- by hand: NAME NAME --> ratios measured by hand beside those of records <!-- end -->
+_BY_HAND = re.compile(r"(<!-- by hand: ([\w. -]+?) -->\n)(?:.*?\n)??(<!-- end -->)", re.DOTALL)
 _MARKER = re.compile(r"(<!-- record: ([\w.-]+)( brief)? -->\n)(?:.*?\n)??(<!-- end -->)", re.DOTALL)
+# A table warns of repeats with fewer samples or less time, and of a load before the run that is higher than this times the cores.
+FEW_SAMPLES, SHORT_SECONDS, HIGH_LOAD = 200, 1.0, 1.0
 # What must be equal for two records to be comparable.
 _SAME = ("workload", "data_digest", "seconds", "cores", "step")
 
@@ -31,6 +38,7 @@ def _short(value: float) -> str:
 _COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str | None]], ...] = (
     ("samples/s", lambda found: _figure(found, "samples_s")),
     ("to the next batch, s", lambda found: _figure(found, "resume_s")),
+    ("imports before that, s", lambda found: _imports(found)),
     ("loads a state", lambda found: _state(found)),
     ("waiting, % of the time", lambda found: _figure(found, "waiting", 100)),
     ("starved steps, %", lambda found: _figure(found, "starved_steps", 100)),
@@ -82,6 +90,11 @@ def _prepared(found: dict[str, Any]) -> str | None:
     return f"{seconds:,.1f}" if seconds > 0.05 else None
 
 
+def _imports(found: dict[str, Any]) -> str | None:
+    """Seconds that importing the subject's libraries took once; W8's time begins after that."""
+    return _short(found["import_s"]) if "resume_s" in found and "import_s" in found else None
+
+
 def _state(found: dict[str, Any]) -> str | None:
     if "loads_state" not in found:
         return None
@@ -96,12 +109,12 @@ def table(record: dict[str, Any], *, brief: bool = False) -> str:
     shown = [(name, figure) for name, figure in _COLUMNS if not brief or name in _BRIEF]
     columns = [(name, figure) for name, figure in shown if any(figure(found) is not None for found in ran)]
     rows = [
-        f"| subject | ratio to it | {' | '.join(name for name, _ in columns)} |",
+        f"| subject | ratio to it |{''.join(f' {name} |' for name, _ in columns)}",
         f"| --- | --- |{' --- |' * len(columns)}",
     ]
     for label, found in record["results"].items():
         if found["status"] != "ok":
-            reason = found["reason"].splitlines()[-1].replace("|", "/") if found["reason"] else ""
+            reason = short(found["reason"])
             rows.append(f"| {title_of(label, found, record)} | {found['status']}: {reason} |{' |' * len(columns)}")
             continue
         against = found.get("first_over_this")
@@ -131,11 +144,32 @@ def _about(record: dict[str, Any]) -> str:
     step = f" The consumer takes {about['step']:g} s a batch." if about.get("step") else ""
     cold = f" {_emptied(record)}" if any("cold" in found for found in record["results"].values()) else ""
     left = f" Not run: {', '.join(about['not_run'])}." if about.get("not_run") else ""
+    warned = "".join(f" {warning}" for warning in warnings(record))
     ended = " (interrupted)" if about.get("interrupted") else ""
     return (
         f"{about['workload']}, {about['title']}: {about['samples']:,} samples of `{about['data']}`, {about['repeats']} interleaved "
-        f"repeats{ended} on {about['cores']} cores of {machine['cpu']}, {record['date'][:10]}. {better}{copying}{step}{cold}{left}"
+        f"repeats{ended} on {about['cores']} cores of {machine['cpu']}, {record['date'][:10]}. {better}{copying}{step}{cold}{warned}{left}"
     )
+
+
+def warnings(record: dict[str, Any]) -> list[str]:
+    """Sentences on what makes figures of a record less sure, or less alike."""
+    found = []
+    ran = {title_of(label, one, record): one for label, one in record["results"].items() if one["status"] == "ok"}
+    few = [
+        f"{title} ({one['measured']['samples']:,} samples in {_short(one['measured']['s'])} s)"
+        for title, one in ran.items()
+        if "measured" in one and (one["measured"]["samples"] < FEW_SAMPLES or one["measured"]["s"] < SHORT_SECONDS)
+    ]
+    if few:
+        found.append(f"**Rates that rest on few samples a repeat**: {', '.join(few)}.")
+    load, cores = record["machine"].get("load_before", 0.0), record["options"]["cores"]
+    if load > HIGH_LOAD * cores:
+        found.append(f"**The load was high before the run**: {load:.1f} on {cores} cores.")
+    anew = [f"{title} ({one['reencodes']})" for title, one in ran.items() if one.get("reencodes")]
+    if anew:
+        found.append(f"Pictures encoded anew by the format, checked with wider limits: {', '.join(anew)}.")
+    return found
 
 
 def _emptied(record: dict[str, Any]) -> str:
@@ -166,7 +200,9 @@ def compare(
         beside = f"{beside}_"
     if beside is not None and any(record["results"].get(beside, {}).get("status") != "ok" for record in (before, after)):
         raise RecordError(f"{beside} did not run in both records; take one that did")
-    lines, slower = [], []
+    seeds = [record["options"].get("seed") for record in (before, after)]
+    lines = [f"the seeds differ: {seeds[0]} and {seeds[1]}"] if seeds[0] != seeds[1] else []
+    slower: list[str] = []
     for label, old in before["results"].items():
         if label == beside:
             continue
@@ -178,21 +214,51 @@ def compare(
             lines.append(f"{label}: {new.get('status')} in both")
             continue
         if old.get("status") != new.get("status"):
-            lines.append(f"{label}: was {old.get('status')}, is {new.get('status')}: {new.get('reason') or old.get('reason')}")
+            lines.append(f"{label}: was {_said(old)}, is {_said(new)}")
             if old.get("status") == "ok":
                 slower.append(label)
             continue
         metric = before["options"].get("metric", "samples_s")
+        if any(metric not in record["results"][label] for record in (before, after)):
+            lines.append(f"{label}: a record lacks {metric}")
+            continue
         pair = [_series(record, label, metric, beside) for record in (after, before)]
         ratio, p, differs = verdict(*(pair[::-1] if metric == "resume_s" else pair))
         word = "no difference shown" if not differs else "FASTER" if ratio > 1 else "SLOWER"
-        lines.append(f"{label}: {ratio:.3f} of the speed before (p {p:.3g}): {word}")
+        if not differs and least_p(len(pair[0]), len(pair[1])) >= P_LIMIT:
+            word = f"too few repeats to tell ({len(pair[1])} and {len(pair[0])})"
+        notes = [*_otherwise(old, new)]
+        slowed = [
+            f"{name} was kept stopped"
+            for name, found in (("the first", old), ("the second", new))
+            if found.get("planted_slowdown")
+        ]
+        lines.append(f"{label}: {ratio:.3f} of the speed before (p {p:.3g}): {'; '.join([word, *slowed, *notes])}")
         if differs and ratio < 1:
             slower.append(label)
     lines += [f"{label}: only in the second record" for label in after["results"] if label not in before["results"]]
     if not any(label in before["results"] and found.get("status") == "ok" for label, found in after["results"].items()):
         raise RecordError("the records share no subject that ran")
     return lines, slower
+
+
+def _said(found: dict[str, Any]) -> str:
+    """A status, with its reason where there is one."""
+    reason = short(found.get("reason") or "") if found.get("status") != "ok" else ""
+    return f"{found.get('status')} ({reason})" if reason else str(found.get("status"))
+
+
+def _otherwise(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Workers and versions that differ."""
+    found = []
+    if old.get("workers") != new.get("workers"):
+        found.append(f"workers {old.get('workers')} then {new.get('workers')}")
+    versions = [one.get("versions") or {} for one in (old, new)]
+    for name in dict.fromkeys((*versions[0], *versions[1])):
+        a, b = (one.get(name, "none") for one in versions)
+        if a != b:
+            found.append(f"{name} {a} then {b}")
+    return found
 
 
 def _series(record: dict[str, Any], label: str, metric: str, beside: str | None) -> list[float]:
@@ -206,6 +272,22 @@ def updated(text: str) -> str:
     """A document with the table of every record it has a marker for."""
 
     def one(match: re.Match[str]) -> str:
-        return f"{match[1]}{table(read(RESULTS / f'{match[2]}.json'), brief=bool(match[3]))}\n{match[4]}"
+        return f"{match[1]}{table(run_record(RESULTS / f'{match[2]}.json'), brief=bool(match[3]))}\n{match[4]}"
 
-    return _MARKER.sub(one, text)
+    def by_hand_one(match: re.Match[str]) -> str:
+        records = {name: run_record(RESULTS / f"{name}.json") for name in match[2].split()}
+        return f"{match[1]}{by_hand.table(records)}\n{match[3]}"
+
+    return _BY_HAND.sub(by_hand_one, _MARKER.sub(one, text))
+
+
+def run_record(path: Path) -> dict[str, Any]:
+    """A record of ``lfbench run``, whole. Raises :class:`RecordError`."""
+    record = read(path)
+    whole(record, path.name)
+    return record
+
+
+def shown(text: str) -> set[str]:
+    """Names of the records that a document has a table of."""
+    return {match[2] for match in _MARKER.finditer(text)}

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import importlib
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,35 +19,18 @@ import numpy as np
 
 from benchmarks.harness import verify
 from benchmarks.harness.cache import empty, files_below, memory_limit
+from benchmarks.harness.checks import Checking
+from benchmarks.harness.digests import code_digest, fingerprint, stored
+from benchmarks.harness.entries import Entry, counts_of, subject_module, uses_package
 from benchmarks.harness.environments import HOME, PACKAGES, SAME
 from benchmarks.harness.process import AbsentError, Memory, SubjectError, run
+from benchmarks.harness.reasons import short
+from benchmarks.harness.settings import options_of
 from benchmarks.harness.sources import SourceError, opened
-from benchmarks.harness.statistics import median_bounds, verdict
-from benchmarks.harness.verify import WrongWorkError
+from benchmarks.harness.verify import UnlikelyError, WrongWorkError
 from benchmarks.harness.work import Workload, count_samples, folder_bytes, image_files, source_files
 from benchmarks.record import summary
 
-SUBJECTS = (
-    "lfdata_loader",
-    "lfdata_reader",
-    "bare_calls",
-    "native_calls",
-    "torch_memmap",
-    "torch_pil",
-    "torch_pillow",
-    "torch_simplejpeg",
-    "webdataset_",
-    "streaming_",
-    "litdata_",
-    "spdl_",
-    "dali_cpu",
-    "dali_gpu",
-    "grain_",
-    "ffcv_",
-    "lfdata_webp",
-    "ffcv_raw",
-)
-COMPARED, MULTIMODAL_COMPARED = 64, 16
 # What a measured run may tell; a record has those that apply.
 FIGURES = (
     "samples_s",
@@ -63,9 +43,10 @@ FIGURES = (
     "latency_p50_us",
     "latency_p99_us",
 )
+# What the least of the repeats rests on.
+MEASURED = ("measured_samples", "measured_s")
 # A run counts as cold while no more of its files than this is in memory.
 MOST_RESIDENT = 0.02
-SAMPLED_FILES = 64
 # Worker counts that are this near to the best after one try are tried more often.
 SWEEP_NEAR, SWEEP_TRIES = 0.75, 3
 # Code that peers' files are made with.
@@ -73,23 +54,6 @@ SUBJECT_CODE = ("benchmarks/subjects", "benchmarks/harness/work.py", "benchmarks
 # Looking for a source picture that cannot be read, after a failure, ends after so many seconds.
 LOOK_SECONDS = 30.0
 Say = Callable[[str], None]
-
-
-@dataclass(slots=True)
-class Entry:
-    """One subject of a run. ``label`` tells two runs of one subject apart."""
-
-    label: str
-    subject: str
-    title: str = ""
-    status: str = "ok"
-    reason: str = ""
-    slowed: float = 0.0
-    prepared: Path = Path()
-    state: Path = Path()
-    position: int = 0
-    repeats: list[dict[str, Any]] = field(default_factory=list)
-    result: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,56 +70,8 @@ class Options:
     step: float = 0.0
 
 
-def uses_package(subject: str) -> bool:
-    """Whether a subject is made of this package."""
-    return subject.startswith(("lfdata", "native"))
-
-
 class OtherError(Exception):
     """A subject does not offer the workload."""
-
-
-def subject_module(name: str) -> Any:
-    """A subject's module; importing it imports no peer."""
-    return importlib.import_module(f"benchmarks.subjects.{name}")
-
-
-def fingerprint(work: Workload, source: Path, *, times: bool = True) -> str:
-    """Digest of a source folder: names and sizes of its files, and their times; without those, the content of some files instead, so that a
-    copy on another day or machine has the same."""
-    digest = hashlib.sha256()
-    files = source_files(work, source)
-    for number, path in enumerate(files):
-        found = path.stat()
-        digest.update(f"{path.relative_to(source)}\0{found.st_size}\0".encode("utf-8", "surrogateescape"))
-        if times:
-            digest.update(b"%d\n" % found.st_mtime_ns)
-        elif number % max(1, len(files) // SAMPLED_FILES) == 0:
-            with open(path, "rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:16]
-
-
-@cache
-def code_digest(package: bool, within: tuple[str, ...] = ()) -> str:
-    """Digest of the harness and the subjects, or of what is ``within`` some paths of theirs; with ``package``, of this package too, native
-    modules and all."""
-    root = Path(__file__).resolve().parents[2]
-    folders = [root / "benchmarks"] + ([root / "lfdata", root / "tools" / "shard_builder"] if package else [])
-    digest = hashlib.sha256()
-    for path in sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".so", ".c")):
-        name = path.relative_to(root).as_posix()
-        if not within or name.startswith(within):
-            digest.update(f"{name}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
-def stored(path: Path, value: Any) -> None:
-    """Keep a value as JSON, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    half.write_bytes(msgspec.json.encode(value))
-    half.rename(path)
 
 
 class Runner:
@@ -184,6 +100,8 @@ class Runner:
         entry.result["import_s"] = probe["import_s"]
         entry.result["versions"] = probe["versions"]
         entry.result["options"] = options_of(subject_module(entry.subject))
+        if reencodes := getattr(subject_module(entry.subject), "REENCODES", ""):
+            entry.result["reencodes"] = reencodes
         if self.work.measure == "build":
             entry.result["prepare"] = {"seconds": 0.0, "bytes": 0}
         else:
@@ -203,9 +121,13 @@ class Runner:
             (place / "data").mkdir(parents=True)
             self.say(f"{entry.label}: preparing {module.FORMAT}")
             request = self._request(entry, "prepare") | {"source": str(source), "prepared": str(place / "data")}
-            seconds = run(entry.subject, request, self.options.timeout)["seconds"]
-            size = folder_bytes(place / "data") or sum(path.stat().st_size for path in source_files(self.work, source))
-            stored(known, {"seconds": seconds, "bytes": size})
+            try:
+                seconds = run(entry.subject, request, self.options.timeout)["seconds"]
+                size = folder_bytes(place / "data") or sum(path.stat().st_size for path in source_files(self.work, source))
+                stored(known, {"seconds": seconds, "bytes": size})
+            except BaseException:
+                shutil.rmtree(place, ignore_errors=True)
+                raise
         return place / "data", msgspec.json.decode(known.read_bytes())
 
     def check(self, entry: Entry) -> None:
@@ -227,47 +149,22 @@ class Runner:
         return digest.hexdigest()[:32]
 
     def _check(self, entry: Entry) -> None:
-        with self._scratch() as scratch:
-            kept = scratch / "kept.npz"
-            more = {"workers": max(entry.result["workers_swept"]), "epochs": 1, "output": str(kept)}
-            if self.work.measure == "build":
-                more["prepared"] = str(scratch / "built")
-            wanted = 0 if self.work.random else MULTIMODAL_COMPARED if self.work.work == "multimodal" else COMPARED
-            request = self._request(entry, "check", samples=self.samples, wanted=wanted) | more
-            answer = run(entry.subject, request, self.options.timeout)
-            if self.work.measure == "reads":
-                entry.result["check"] = verify.check_digests(self.source, answer)
-                return
-            verify.check_keys(self.work, answer, self.samples)
-            if self.work.random:
-                entry.result["check"] = self._check_random(entry, kept, more)
-            else:
-                checks = {
-                    "tokens": lambda: verify.check_tokens(self.source, kept),
-                    "multimodal": lambda: verify.check_multimodal(self.work, self.source, kept),
-                    "build": lambda: verify.check_built(self.work, self.source, kept),
-                    "centre": lambda: verify.check_pixels(self.work, self.source, kept),
-                }
-                entry.result["check"] = checks[self.work.work]()
+        module = subject_module(entry.subject)
+        checking = Checking(self.work, self.source, self.samples, self.digest, getattr(module, "REENCODES", ""))
+        workers = max(entry.result["workers_swept"])
 
-    def _check_random(self, entry: Entry, kept: Path, more: dict[str, Any]) -> dict[str, float]:
-        """Another epoch or more over pictures whose crops can be told."""
-        native = self.work.work == "native"
-        size = (
-            (verify.PHOTO_WIDTH, verify.PHOTO_HEIGHT, verify.PHOTOS)
-            if native
-            else (verify.RAMP_WIDTH, verify.RAMP_HEIGHT, verify.RAMPS)
-        )
-        ramps = HOME / f"ramps-{size[0]}-blue"
-        if len(image_files(ramps)) != size[2]:
-            shutil.rmtree(ramps, ignore_errors=True)
-            verify.write_ramps(ramps, *size)
-        prepared, _ = self._prepared(entry, ramps, fingerprint(self.work, ramps))
-        request = self._request(entry, "check", samples=size[2], wanted=2 * size[2]) | more
-        request |= {"source": str(ramps), "prepared": str(prepared), "epochs": -(-(512 if native else 1024) // size[2])}
-        answer = run(entry.subject, request, self.options.timeout)
-        verify.check_keys(self.work, answer, size[2])
-        return verify.check_native(kept) if native else verify.check_crops(kept)
+        def answer(more: dict[str, Any]) -> dict[str, Any]:
+            request = self._request(entry, "check", workers=workers) | more
+            return run(entry.subject, request, self.options.timeout)
+
+        def prepared(source: Path) -> Path:
+            return self._prepared(entry, source, fingerprint(self.work, source))[0]
+
+        def unlikely(error: UnlikelyError) -> None:
+            self.say(f"{entry.label}: {error}; once more with another seed")
+
+        with self._scratch() as scratch:
+            entry.result["check"] = checking.run(answer, scratch, prepared, self.options.seed, unlikely)
 
     def _save_state(self, entry: Entry) -> None:
         """Consume nine tenths of an epoch, keep the state, and see whether the rest of the epoch follows from it."""
@@ -329,7 +226,10 @@ class Runner:
             found = emptied(files_below(entry.prepared) or source_files(self.work, self.source))
             most = entry.result.get("cold", {}).get("resident", 0.0)
             entry.result["cold"] = found | {"resident": max(most, found["resident"])}
-        return run(entry.subject, request, self.options.timeout, memory, entry.slowed)
+        answer = run(entry.subject, request, self.options.timeout, memory, entry.slowed)
+        if wrong := answer.get("wrong_keys"):
+            raise SubjectError(wrong)
+        return answer
 
     def sweep(self, entry: Entry) -> int:
         """Try the worker counts; the best stays in the result."""
@@ -345,7 +245,7 @@ class Runner:
                 raise
             except SubjectError as error:
                 failures[workers] = error
-                self.say(f"{entry.label} with {workers} workers: {str(error).splitlines()[-1]}")
+                self.say(f"{entry.label} with {workers} workers: {short(str(error))}")
         if not tries:
             raise failures[counts[0]]
         best = max(values[0] for values in tries.values())
@@ -354,7 +254,7 @@ class Runner:
             for workers in near:
                 tries[workers].append(self._tried(entry, workers))
         entry.result["sweep"] = {str(workers): median(values) for workers, values in tries.items()}
-        entry.result["sweep"] |= {str(workers): str(error).splitlines()[-1] for workers, error in failures.items()}
+        entry.result["sweep"] |= {str(workers): short(str(error)) for workers, error in failures.items()}
         chosen: int = max(near, key=lambda workers: median(tries[workers]))
         entry.result["workers"] = chosen
         return chosen
@@ -394,7 +294,7 @@ class Runner:
             self.measure(entry, entry.result["workers"], memory=memory)
         except SubjectError as error:
             # What was measured stands.
-            self.say(f"{entry.label}: memory was not measured: {str(error).splitlines()[-1]}")
+            self.say(f"{entry.label}: memory was not measured: {short(str(error))}")
             return
         entry.result["memory_mib"] = {
             "anonymous_shared": memory.anonymous_shared,
@@ -416,6 +316,9 @@ class Runner:
             values = [answer[name] for answer in repeats if name in answer]
             if values:
                 entry.result[name] = summary(values) | {"repeats": values}
+        least = {name: min((answer[name] for answer in repeats if name in answer), default=None) for name in MEASURED}
+        if None not in least.values():
+            entry.result["measured"] = {name.partition("_")[2]: value for name, value in least.items()}
         entry.result["bytes_sample"] = entry.result["prepare"]["bytes"] / self.samples
 
     def _guard(self, entry: Entry, step: Callable[[Entry], Any]) -> None:
@@ -438,7 +341,7 @@ class Runner:
             # A check that meets what it cannot read must not cost the other subjects their results.
             entry.status, entry.reason = "failed", f"{type(error).__name__}: {error}"
         if entry.status != "ok":
-            self.say(f"{entry.label}: {entry.status} after {time.monotonic() - began:.0f} s: {entry.reason.splitlines()[-1]}")
+            self.say(f"{entry.label}: {entry.status} after {time.monotonic() - began:.0f} s: {short(entry.reason)}")
 
     def _broken_source(self) -> str:
         """What to add to a failure: the first source picture that cannot be read, if there is one."""
@@ -451,7 +354,7 @@ class Runner:
                     if time.monotonic() > deadline:
                         break
                     try:
-                        opened(path)
+                        opened(path, jpeg=True)
                     except SourceError as error:
                         self._unreadable = f"\nsource: {error}"
                         break
@@ -475,55 +378,3 @@ def emptied(files: Sequence[Path]) -> dict[str, Any]:
             )
         found = {"how": "larger than memory", "resident": resident, "limit_mib": limit >> 20, "files_mib": size >> 20}
     return found
-
-
-def counts_of(offered: Sequence[int], asked: Sequence[int]) -> list[int]:
-    """Worker counts to try: those asked for, as far as a subject has a choice; 0 only where it has a way to work without."""
-    if len(offered) == 1:
-        return list(offered)
-    return [workers for workers in asked if workers or 0 in offered] or list(offered)
-
-
-def options_of(module: Any) -> dict[str, Any]:
-    """A subject's settings: the constants of its module. Everything else it sets is in its source, at the record's commit."""
-    tree = ast.parse(Path(module.__file__).read_text())
-    names = {
-        target.id
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        for target in ast.walk(node)
-        if isinstance(target, ast.Name)
-    }
-    return {
-        name.lower().lstrip("_"): value
-        for name, value in vars(module).items()
-        if name in names and name.isupper() and isinstance(value, int | float | str) and name not in ("TITLE", "FORMAT")
-    }
-
-
-def entries_of(names: Sequence[str], slow: float = 0.0) -> list[Entry]:
-    """Entries for subject names; a name given again gets a number. ``slow``: the share of its time that the last one is kept stopped."""
-    entries: list[Entry] = []
-    for name in names:
-        again = sum(entry.subject == name for entry in entries)
-        entries.append(Entry(f"{name}#{again + 1}" if again else name, name))
-    if slow:
-        entries[-1].slowed = slow
-    return entries
-
-
-def as_record(entries: Sequence[Entry], metric: str) -> dict[str, Any]:
-    """Results for the record, with ratios to the first subject that ran: above 1 where the first is better."""
-    first = next((entry for entry in entries if entry.status == "ok"), None)
-    results: dict[str, Any] = {}
-    for entry in entries:
-        about = {"subject": entry.subject, "title": entry.title, "status": entry.status, "reason": entry.reason}
-        results[entry.label] = about | {"planted_slowdown": entry.slowed} | entry.result
-        if entry.status == "ok" and first is not None and entry is not first:
-            pair = [first.result[metric]["repeats"], entry.result[metric]["repeats"]]
-            ratio, p, differs = verdict(*(pair[::-1] if metric == "resume_s" else pair), paired=True)
-            results[entry.label]["first_over_this"] = {"of": first.label, "ratio": ratio, "p": p, "differs": differs}
-            cpu = [found.result.get("cpu_s_1000", {}).get("repeats", [0.0]) for found in (first, entry)]
-            if min(map(min, cpu)) > 0:
-                results[entry.label]["cpu_first_over_this"] = median_bounds([a / b for a, b in zip(*cpu, strict=True)])
-    return results

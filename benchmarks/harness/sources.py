@@ -21,10 +21,12 @@ class SourceError(Exception):
     """A source file cannot be used. The message names it."""
 
 
-def opened(path: Path) -> Any:
-    """A source picture, RGB. Raises :class:`SourceError` where PIL cannot read it."""
+def opened(path: Path, jpeg: bool = False) -> Any:
+    """A source picture, RGB. Raises :class:`SourceError` where PIL cannot read it; with ``jpeg``, also where it is another kind of file."""
     try:
         with Image.open(path) as image:
+            if jpeg and image.format not in ("JPEG", "MPO"):
+                raise ValueError(f"a {image.format} file, though its name says JPEG")
             return image.convert("RGB")
     except Exception as error:
         raise SourceError(f"{path}: {error}; take the file out of the folder, or mend it") from error
@@ -60,16 +62,20 @@ def upright(work: Workload, source: Path, home: Path, say: Callable[[str], None]
     say(f"{len(turned)} of {len(files)} pictures are stored turned: they are encoded anew upright, for all subjects")
     half = place.with_name(f".{place.name}.{os.getpid()}")
     shutil.rmtree(half, ignore_errors=True)
-    for path in files:
-        target = half / path.relative_to(source)
-        if path in turned:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with Image.open(path) as image:
-                made = ImageOps.exif_transpose(image).convert("RGB")
-            made.save(target, "JPEG", quality=QUALITY)
-        else:
-            put(path, target)
-    half.rename(place)
+    try:
+        for path in files:
+            target = half / path.relative_to(source)
+            if path in turned:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with Image.open(path) as image:
+                    made = ImageOps.exif_transpose(image).convert("RGB")
+                made.save(target, "JPEG", quality=QUALITY)
+            else:
+                put(path, target)
+        half.rename(place)
+    except BaseException:
+        shutil.rmtree(half, ignore_errors=True)
+        raise
     return place
 
 

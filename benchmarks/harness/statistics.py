@@ -37,6 +37,11 @@ def rank_sum_p(a: Sequence[float], b: Sequence[float]) -> float:
     return min(1.0, 2 * sum(counts[: low + 1]) / sum(counts))
 
 
+def least_p(first: int, second: int) -> float:
+    """The smallest p that :func:`rank_sum_p` can give for so many values: where none of one lies among the other's."""
+    return 2 / math.comb(first + second, first)
+
+
 def signed_rank_p(differences: Sequence[float]) -> float:
     """Two-sided exact p of the signed-rank test: how often random signs make the rank sums as uneven. Zeros say nothing and are left out."""
     sizes = sorted(abs(x) for x in differences if x)

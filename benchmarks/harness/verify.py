@@ -5,8 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import math
+import os
 import random
+import shutil
+import zlib
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +19,38 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from benchmarks.harness import multimodal
+from benchmarks.harness.pictures import Source, distance
+from benchmarks.harness.reference import nearness, reference
 from benchmarks.harness.sources import opened
 from benchmarks.harness.statistics import kolmogorov_smirnov_p
-from benchmarks.harness.work import Workload, centre, draw_crop, image_files, resized, sequences
+from benchmarks.harness.work import (
+    REENCODED_PSNR,
+    REENCODED_TOLERANCE,
+    SIGNATURE,
+    Workload,
+    draw_crop,
+    image_files,
+    key_faults,
+    resized,
+    sequences,
+    signatures,
+)
 
 RAMP_WIDTH, RAMP_HEIGHT, RAMPS = 512, 384, 512
 PHOTO_WIDTH, PHOTO_HEIGHT, PHOTOS = 3000, 2000, 64
 P_LIMIT = 0.001
+# Source pixels that a crop could be moved by, at least, where its place is looked at.
+LEAST_ROOM = 40
+# Crops of two epochs whose sides and places differ by less than this many source pixels are the same; and the share of keys that may have
+# the same ones. By chance, one in a million has.
+SAME_CROP, MOST_AGAIN = 3.0, 0.05
+# Mean difference of signatures from the reference's. Right subjects stay below a half, those that encode anew below one.
+SIGNATURE_TOLERANCE, REENCODED_SIGNATURE = 1.0, 2.0
+# Root mean square difference of a crop's cells from the nearest rectangle of the source; and the share of pictures for which the search
+# may end in a wrong place.
+FARTHEST, FAR_SHARE = 6.0, 0.05
+# Places that are looked at before a crop is called far.
+LOOK_CLOSELY = 80
 # Shades of blue that tell the ramps apart; JPEG moves the mean of a crop by less than half a step.
 SHADES, SHADE_STEP = 32, 8
 
@@ -30,19 +59,18 @@ class WrongWorkError(Exception):
     """A subject does something else than the workload. The message says what."""
 
 
+class UnlikelyError(WrongWorkError):
+    """What chance does in one of a thousand checks of a subject that does the work."""
+
+
 def check_keys(work: Workload, answer: dict[str, Any], samples: int) -> None:
     """Every key exactly once an epoch, in the shapes and dtypes of the workload."""
     for epoch, keys in enumerate(answer["keys"]):
-        counts = Counter(keys)
-        missing = samples - sum(0 <= key < samples for key in counts)
-        again = [key for key, count in counts.items() if count > 1]
-        foreign = [key for key in counts if not 0 <= key < samples]
-        if missing or again or foreign:
-            raise WrongWorkError(
-                f"epoch {epoch}: of {samples} keys {missing} are missing, {len(again)} come more than once"
-                + (f" (first: {again[0]})" if again else "")
-                + (f", {len(foreign)} are unknown (first: {foreign[0]})" if foreign else "")
-            )
+        # The last epoch may have been left early: its keys are looked at as far as they came.
+        cut = bool(answer.get("cut")) and epoch == len(answer["keys"]) - 1
+        faults = repeated(keys, samples) if cut else key_faults(keys, samples)
+        if faults:
+            raise WrongWorkError(f"epoch {epoch}: {faults}")
     if not work.arrays:
         return
     wanted = sorted([name, list(shape), dtype] for name, (shape, dtype) in work.arrays.items())
@@ -51,32 +79,72 @@ def check_keys(work: Workload, answer: dict[str, Any], samples: int) -> None:
         raise WrongWorkError(f"arrays are {found}; the workload asks for {wanted}")
 
 
-def reference(path: Path) -> NDArray[np.uint8]:
-    """W2's picture: full decode, antialiased bilinear resize, centre crop."""
-    image = opened(path)
-    image = image.resize(resized(*image.size), Image.Resampling.BILINEAR)
-    x, y = centre(*image.size)
-    return np.asarray(image.crop((x, y, x + 224, y + 224)))
+def repeated(keys: list[int], samples: int) -> str:
+    """What is wrong with the beginning of an epoch; empty if nothing."""
+    again = [key for key, count in Counter(keys).items() if count > 1]
+    foreign = [key for key in keys if not 0 <= key < samples]
+    if not again and not foreign:
+        return "" if keys else "no key came"
+    return f"{len(again)} keys come more than once, {len(foreign)} are unknown (first: {(again or foreign)[0]})"
 
 
-def check_pixels(work: Workload, source: Path, kept: Path) -> dict[str, float]:
-    """Compare the kept pictures with the reference: worst mean absolute difference, median PSNR in dB."""
+def check_pixels(work: Workload, source: Path, kept: Path, reencodes: str = "") -> dict[str, float]:
+    """Compare the kept pictures with the nearer of two references: worst mean absolute difference, median PSNR in dB. ``reencodes``: how
+    the subject's format encodes pictures anew, for which the limits are wider."""
     files = image_files(source)
+    tolerance, least = (REENCODED_TOLERANCE, REENCODED_PSNR) if reencodes else (work.tolerance, work.least_psnr)
     found = np.load(kept, allow_pickle=False)
     worst, psnr = 0.0, []
     for key, image in zip(found["keys"].tolist(), found["image"], strict=True):
-        difference = image.astype(np.float64) - reference(files[key])
-        mean = float(np.abs(difference).mean())
-        if mean > work.tolerance:
+        mean, decibels = nearness(image, files[key])
+        if mean > tolerance:
             raise WrongWorkError(
-                f"key {key} ({files[key].name}): mean absolute difference {mean:.1f} from the reference; "
-                f"{work.tolerance:g} is allowed"
+                f"key {key} ({files[key].name}): mean absolute difference {mean:.1f} from the reference; {tolerance:g} is allowed"
             )
         worst = max(worst, mean)
-        psnr.append(10 * math.log10(255**2 / max(1e-9, float((difference**2).mean()))))
+        psnr.append(decibels)
     if not psnr:
         raise WrongWorkError("no picture to compare")
-    return {"compared": len(psnr), "worst_mean_difference": worst, "median_psnr_db": float(np.median(psnr))}
+    middle = float(np.median(psnr))
+    if middle < least:
+        raise WrongWorkError(
+            f"median PSNR {middle:.1f} dB of {len(psnr)} pictures to the reference; {least:g} dB are asked for"
+        )
+    return {"compared": len(psnr), "worst_mean_difference": worst, "median_psnr_db": middle}
+
+
+def reference_signatures(source: Path, known: Path) -> NDArray[np.float16]:
+    """Signatures of the reference of every key; kept in the file ``known``, since making them decodes the whole source."""
+    if not known.exists():
+        made = np.concatenate([signatures(reference(path)[None]) for path in image_files(source)])
+        known.parent.mkdir(parents=True, exist_ok=True)
+        half = known.with_name(f".{os.getpid()}.{known.name}")
+        try:
+            np.save(half, made)
+            half.rename(known)
+        except BaseException:
+            half.unlink(missing_ok=True)
+            raise
+    found: NDArray[np.float16] = np.load(known, allow_pickle=False)
+    return found
+
+
+def check_signatures(source: Path, kept: Path, known: Path, reencodes: str = "") -> int:
+    """Compare the signature of every picture that came with the reference's; gives how many."""
+    found = np.load(kept, allow_pickle=False)
+    keys = found["signature_keys"]
+    if not len(keys):
+        return 0
+    wanted = reference_signatures(source, known)[keys]
+    means = np.abs(found["signatures"].astype(np.float32) - wanted).mean((1, 2, 3))
+    wrong = np.flatnonzero(means > (REENCODED_SIGNATURE if reencodes else SIGNATURE_TOLERANCE))
+    if len(wrong):
+        key = int(keys[wrong[0]])
+        raise WrongWorkError(
+            f"{len(wrong)} of {len(keys)} pictures are not those of their keys; first key {key} ({image_files(source)[key].name}): "
+            f"the means of {SIGNATURE} x {SIGNATURE} cells differ by {means[wrong[0]]:.1f}"
+        )
+    return len(keys)
 
 
 def check_built(work: Workload, source: Path, kept: Path) -> dict[str, float]:
@@ -149,14 +217,41 @@ def check_resumed(before: list[int], after: list[int], samples: int) -> dict[str
 
 
 def check_tokens(source: Path, kept: Path) -> dict[str, float]:
-    """The kept sequences must be those of the source, id for id."""
+    """The kept sequences must be those of the source, id for id, and all others by their CRC-32."""
     wanted, found = sequences(source), np.load(kept, allow_pickle=False)
     for key, row in zip(found["keys"].tolist(), found["tokens"], strict=True):
         if not np.array_equal(wanted[key], row):
             raise WrongWorkError(f"key {key}: {int((wanted[key] != row).sum())} of {row.size} ids differ from the source")
     if not len(found["keys"]):
         raise WrongWorkError("no sequence to compare")
-    return {"compared": len(found["keys"])}
+    for key, code in zip(found["signature_keys"].tolist(), found["signatures"].tolist(), strict=True):
+        if zlib.crc32(wanted[key].tobytes()) != code:
+            raise WrongWorkError(f"key {key}: other ids than the source's")
+    return {"compared": len(found["keys"]), "compared_signatures": len(found["signature_keys"])}
+
+
+def check_real(work: Workload, source: Path, kept: Path) -> dict[str, float]:
+    """Random crops of the source itself: each must lie somewhere in the picture of its key, as far as the means of its cells tell."""
+    found, files = np.load(kept, allow_pickle=False), image_files(source)
+    keys = found["keys"].tolist()
+    if not keys:
+        raise WrongWorkError("no picture to compare")
+    native = float(found["image"].shape[1]) if work.work == "native" else None
+    far: list[tuple[int, float]] = []
+    distances = []
+    for key, image in zip(keys, found["image"], strict=True):
+        here = Source(files[key], native)
+        away = distance(here, image)
+        distances.append(away if away <= FARTHEST else distance(here, image, LOOK_CLOSELY))
+        if distances[-1] > FARTHEST:
+            far.append((key, distances[-1]))
+        if len(far) > max(1, FAR_SHARE * len(keys)):
+            key, away = far[0]
+            raise WrongWorkError(
+                f"{len(far)} of {len(distances)} pictures are no crops of their source; first key {key} ({files[key].name}): "
+                f"the nearest crop differs by {away:.1f}"
+            )
+    return {"real_crops": len(keys), "median_distance": float(np.median(distances)), "far": len(far)}
 
 
 def shade(key: int) -> int:
@@ -166,7 +261,17 @@ def shade(key: int) -> int:
 
 def write_ramps(folder: Path, width: int = RAMP_WIDTH, height: int = RAMP_HEIGHT, count: int = RAMPS) -> None:
     """Pictures whose red is the x coordinate and whose green is the y coordinate, so that a crop tells where it comes from; the blue tells
-    the key."""
+    the key. All of them, or none."""
+    half = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        _write_ramps(half, width, height, count)
+        half.rename(folder)
+    except BaseException:
+        shutil.rmtree(half, ignore_errors=True)
+        raise
+
+
+def _write_ramps(folder: Path, width: int, height: int, count: int) -> None:
     folder.mkdir(parents=True)
     x = np.linspace(0, 255, width)[None, :].repeat(height, 0)
     y = np.linspace(0, 255, height)[:, None].repeat(width, 1)
@@ -192,14 +297,30 @@ def check_shades(keys: list[int], images: NDArray[np.uint8]) -> None:
             )
 
 
-def rectangle(image: NDArray[np.uint8]) -> tuple[float, float, bool]:
-    """Width and height in source pixels of the crop of a ramp picture, and whether it was flipped."""
+def rectangle(image: NDArray[np.uint8]) -> tuple[float, float, bool, float, float]:
+    """Width and height in source pixels of the crop of a ramp picture, whether it was flipped, and where it lies: left and top."""
     size = len(image)
     at = np.arange(size)
     inner = slice(size // 8, size - size // 8)  # edges are extrapolated by some filters
-    x = np.polyfit(at[inner], image[:, inner, 0].mean(0), 1)[0] * size * (RAMP_WIDTH - 1) / 255
-    y = np.polyfit(at[inner], image[inner, :, 1].mean(1), 1)[0] * size * (RAMP_HEIGHT - 1) / 255
-    return abs(x), abs(y), bool(x < 0)
+    along = np.polyfit(at[inner], image[:, inner, 0].mean(0), 1) * (RAMP_WIDTH - 1) / 255
+    down = np.polyfit(at[inner], image[inner, :, 1].mean(1), 1) * (RAMP_HEIGHT - 1) / 255
+    # The coordinate of a pixel is that of its centre; an output pixel lies half a pixel from the edge, too.
+    left = min(np.polyval(along, -0.5), np.polyval(along, size - 0.5)) + 0.5
+    top = np.polyval(down, -0.5) + 0.5
+    return abs(along[0]) * size, abs(down[0]) * size, bool(along[0] < 0), float(left), float(top)
+
+
+def check_other_crops(keys: Sequence[int], crops: Sequence[tuple[float, ...]]) -> None:
+    """Crops of a later epoch must not be those of an epoch before, key by key. A crop is what :func:`rectangle` tells, or a place."""
+    known: dict[int, tuple[float, ...]] = {}
+    again = pairs = 0
+    for key, crop in zip(keys, crops, strict=True):
+        if key in known:
+            pairs += 1
+            again += all(abs(a - b) < SAME_CROP for a, b in zip(crop, known[key], strict=True))
+        known[key] = crop
+    if pairs and again > MOST_AGAIN * pairs:
+        raise WrongWorkError(f"{again} of {pairs} pictures came with the crop of the epoch before: crops are to be drawn anew")
 
 
 def check_crops(kept: Path) -> dict[str, float]:
@@ -208,23 +329,31 @@ def check_crops(kept: Path) -> dict[str, float]:
     images = found["image"]
     check_shades(found["keys"].tolist(), images)
     crops = [rectangle(image) for image in images]
+    # A flip counts as another place.
+    check_other_crops(found["keys"].tolist(), [(w, h, left, top, 99.0 * flip) for w, h, flip, left, top in crops])
     rng = random.Random(0)
     drawn = [draw_crop(rng, RAMP_WIDTH, RAMP_HEIGHT)[2:] for _ in range(20 * len(crops))]
-    flips = sum(flipped for _, _, flipped in crops) / len(crops)
+    flips = sum(flipped for _, _, flipped, _, _ in crops) / len(crops)
     result = {
         "crops": len(crops),
-        "area_p": kolmogorov_smirnov_p([math.log(w * h) for w, h, _ in crops], [math.log(w * h) for w, h in drawn]),
-        "aspect_p": kolmogorov_smirnov_p([math.log(w / h) for w, h, _ in crops], [math.log(w / h) for w, h in drawn]),
+        "area_p": kolmogorov_smirnov_p([math.log(w * h) for w, h, *_ in crops], [math.log(w * h) for w, h in drawn]),
+        "aspect_p": kolmogorov_smirnov_p([math.log(w / h) for w, h, *_ in crops], [math.log(w / h) for w, h in drawn]),
         "flips": flips,
     }
-    for name in ("area_p", "aspect_p"):
+    for name, extent, sides in (("left", RAMP_WIDTH, 0), ("top", RAMP_HEIGHT, 1)):
+        # Of those that have room: as a share of it, anywhere with the same probability.
+        room = [(crop[3 + sides], extent - crop[sides]) for crop in crops if extent - crop[sides] >= LEAST_ROOM]
+        result[f"{name}_p"] = kolmogorov_smirnov_p(
+            [at / free for at, free in room], [(n + 0.5) / (20 * len(room)) for n in range(20 * len(room))]
+        )
+    for name in ("area_p", "aspect_p", "left_p", "top_p"):
         if result[name] < P_LIMIT:
-            raise WrongWorkError(
+            raise UnlikelyError(
                 f"the distribution of crop {name[:-2]}s is not the stated one (Kolmogorov-Smirnov p {result[name]:.1g})"
             )
     # Four standard deviations of a fair coin.
     if abs(flips - 0.5) > 2 / math.sqrt(len(crops)):
-        raise WrongWorkError(f"{flips:.0%} of the pictures were flipped; half should be")
+        raise UnlikelyError(f"{flips:.0%} of the pictures were flipped; half should be")
     return result
 
 
@@ -244,12 +373,13 @@ def check_native(kept: Path) -> dict[str, float]:
                 raise WrongWorkError(f"a pixel of the crop is {scale:.2f} pixels of the photo; it should be one")
             place.append(line.mean() * (extent - 1) / 255 - (len(line) - 1) / 2)
         places.append(place)
+    check_other_crops(found["keys"].tolist(), [tuple(place) for place in places])
     rng = np.random.default_rng(0)
     result: dict[str, float] = {"crops": len(places)}
     for axis, extent in enumerate((PHOTO_WIDTH, PHOTO_HEIGHT)):
         drawn = rng.uniform(0, extent - 224, 20 * len(places)).tolist()
         p = kolmogorov_smirnov_p([place[axis] for place in places], drawn)
         if p < P_LIMIT:
-            raise WrongWorkError(f"crops are not spread evenly over the photo's {'xy'[axis]} (Kolmogorov-Smirnov p {p:.1g})")
+            raise UnlikelyError(f"crops are not spread evenly over the photo's {'xy'[axis]} (Kolmogorov-Smirnov p {p:.1g})")
         result[f"{'xy'[axis]}_p"] = p
     return result

@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,6 +32,7 @@ class Workload:
             ``multimodal`` (files of one stem a sample, see :mod:`benchmarks.harness.multimodal`).
         random: whether outputs are drawn at random, so that only their distribution can be checked.
         tolerance: largest mean absolute difference from the reference, for deterministic pictures.
+        least_psnr: least median PSNR in dB over the pictures that are compared with the reference.
         measure: how: ``rate`` (whole epochs, warm), ``cold`` (one epoch, page cache emptied), ``paced`` (a consumer that takes a fixed
             time a batch), ``resume`` (seconds from a saved state at 90 % of an epoch to the next batch), ``reads`` (single reads and
             their latency), ``build`` (files to the finished format).
@@ -45,6 +46,7 @@ class Workload:
     source: str = "images"
     random: bool = False
     tolerance: float = 0.0
+    least_psnr: float = 0.0
     measure: str = "rate"
 
     @property
@@ -59,6 +61,10 @@ class Workload:
 
 
 SEQUENCE = 2048
+REENCODED_TOLERANCE, REENCODED_PSNR = 5.0, 42.0
+"""The limits for subjects whose format stores pictures encoded anew (``REENCODES``)."""
+SIGNATURE = 8
+"""A picture's signature: the means of 8 x 8 cells."""
 LARGE_PHOTO = 6_000_000
 """Pixels of a photo that W10 takes, at least."""
 SIDE, SAMPLE_RATE, SECONDS, TOKENS, NUMBERS = 1024, 16_000, 5, 64, 12
@@ -74,7 +80,7 @@ WORKLOADS = {
     work.name: work
     for work in (
         Workload("W1", "random-resized crop 224 and flip", **_CROP),
-        Workload("W2", "resize shorter side to 256, centre crop 224", "centre", 64, IMAGE, tolerance=5.0),
+        Workload("W2", "resize shorter side to 256, centre crop 224", "centre", 64, IMAGE, tolerance=1.5, least_psnr=50.0),
         Workload(
             "W3", "token sequences of 2,048 in random order", "tokens", 16, {"tokens": ((SEQUENCE,), "uint16")}, source="tokens"
         ),
@@ -127,6 +133,9 @@ class Subject(Protocol):
 
     ``batches`` for all but ``bytes`` and ``build``, ``reader`` for ``bytes``, ``build`` and ``stored`` for ``build``. ``resumable`` is
     for those that can save and load a state; from the others, batches are fetched and thrown away, as their user would have to.
+
+    Optional: ``REENCODES``, how pictures are encoded anew where the format cannot keep the source's bytes, for which there are wider limits;
+    ``versions()``, versions that no package's metadata has.
     """
 
     TITLE: str
@@ -163,6 +172,29 @@ class Subject(Protocol):
     def stored(self, workload: Workload, target: Path) -> Iterator[tuple[int, bytes]]:
         """Keys and JPEG bytes of what :meth:`build` made."""
         ...
+
+
+def key_faults(keys: Sequence[int] | NDArray[np.int64], samples: int) -> str:
+    """What is wrong with the keys of an epoch, each of which should come once; empty if nothing."""
+    found, counts = np.unique(np.asarray(keys, np.int64), return_counts=True)
+    known = (found >= 0) & (found < samples)
+    again, foreign = found[counts > 1], found[~known]
+    missing = samples - int(known.sum())
+    if not (missing or len(again) or len(foreign)):
+        return ""
+    return (
+        f"of {samples} keys {missing} are missing, {len(again)} come more than once"
+        + (f" (first: {again[0]})" if len(again) else "")
+        + (f", {len(foreign)} are unknown (first: {foreign[0]})" if len(foreign) else "")
+    )
+
+
+def signatures(images: Any) -> NDArray[np.float16]:
+    """Means of 8 x 8 cells of pictures (n, side, side, 3), whose side they divide: (n, 8, 8, 3)."""
+    count, side = len(images), images.shape[1] // SIGNATURE
+    cells = np.asarray(images).reshape(count, SIGNATURE, side, SIGNATURE, side, 3)
+    found: NDArray[np.float16] = cells.mean((2, 4), dtype=np.float32).astype(np.float16)
+    return found
 
 
 def image_files(source: Path) -> list[Path]:
@@ -233,12 +265,19 @@ def limited(work: Workload, source: Path, limit: int, home: Path) -> Path:
     count = min(limit, len(pictures))
     chosen = [pictures[number * len(pictures) // count] for number in range(count)]
     place = home / hashlib.sha256(f"{source.resolve()}\0{limit}\0{work.source}".encode()).hexdigest()[:16]
-    shutil.rmtree(place, ignore_errors=True)
+    half = place.with_name(f".{place.name}.{os.getpid()}")
     parts = MULTIMODAL_PARTS if work.source == "multimodal" else ()
     files = [file for path in chosen for file in (path, *(path.with_suffix(f".{part}") for part in parts if part != "jpg"))]
     files += [source / "tokenizer.json"] if parts else []
-    for file in files:
-        put(file, place / file.relative_to(source))
+    shutil.rmtree(half, ignore_errors=True)
+    try:
+        for file in files:
+            put(file, half / file.relative_to(source))
+        shutil.rmtree(place, ignore_errors=True)
+        half.rename(place)
+    except BaseException:
+        shutil.rmtree(half, ignore_errors=True)
+        raise
     return place
 
 

@@ -43,7 +43,8 @@ def _tokens(workload: Workload, settings: Settings) -> Iterator[Iterator[Batch]]
         yield (Batch(part, {"tokens": rows[part]}) for part in parts)
 
 
-def _pictures(workload: Workload, settings: Settings) -> Iterator[Iterator[Batch]]:
+def _pictures(workload: Workload, settings: Settings, first: int = 0) -> Iterator[Iterator[Batch]]:
+    """Epochs; the first one from a batch on."""
     data = [read(paths) for paths in stored_files(workload, settings.source)]
     decode = decoder(workload, settings.source)
     several = workload.work == "multimodal"
@@ -51,10 +52,10 @@ def _pictures(workload: Workload, settings: Settings) -> Iterator[Iterator[Batch
     random.seed(settings.seed)
     pool = ThreadPoolExecutor(settings.workers)
 
-    def epoch() -> Iterator[Batch]:
+    def epoch(first: int = 0) -> Iterator[Batch]:
         keys = list(range(len(data)))
         order.shuffle(keys)
-        for start in range(0, len(keys), workload.batch):
+        for start in range(first * workload.batch, len(keys), workload.batch):
             mine = keys[start : start + workload.batch]
             out = {name: np.empty((len(mine), *shape), dtype) for name, (shape, dtype) in workload.arrays.items()}
 
@@ -66,8 +67,23 @@ def _pictures(workload: Workload, settings: Settings) -> Iterator[Iterator[Batch
             list(pool.map(one, range(len(mine)), chunksize=4))
             yield Batch(mine, out)
 
+    yield epoch(first)
     while True:
         yield epoch()
+
+
+def resumable(workload: Workload, prepared: Path, settings: Settings, state: Any) -> tuple[Iterator[Batch], Callable[[], Any]]:
+    """The number of batches consumed is all there is to know."""
+    done = state or 0
+    epoch = next(_pictures(workload, settings, done))
+
+    def counted() -> Iterator[Batch]:
+        nonlocal done
+        for batch in epoch:
+            done += 1
+            yield batch
+
+    return counted(), lambda: done
 
 
 def reader(workload: Workload, prepared: Path, settings: Settings) -> Callable[[int], bytes]:

@@ -19,6 +19,7 @@ TITLE = "FFCV"
 IMPORTS = ("torch", "ffcv.loader", "ffcv.fields.rgb_image", "ffcv.transforms")
 FORMAT = "beton"
 WORK = ("crop", "centre", "native", "tokens", "build")
+REENCODES = "JPEG of quality 90, by OpenCV"
 # Of the file; a picture has to fit into one. Its default is 8 MiB, less than large photos take.
 PAGE = 2**26
 

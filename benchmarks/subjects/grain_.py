@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ THREADS, AHEAD = 2, 2
 
 
 def workers(workload: Workload, cores: int) -> list[int]:
-    """0: threads in the consumer's process. Its writer is one process."""
-    return {"bytes": [0], "build": [1]}.get(workload.work, [0, *sweep(cores)])
+    """0: threads in the consumer's process. Building: processes, each with a writer of its own."""
+    return {"bytes": [0], "build": sweep(cores)}.get(workload.work, [0, *sweep(cores)])
 
 
 def prepare(workload: Workload, source: Path, target: Path) -> None:
@@ -54,23 +55,37 @@ def unpacked(data: bytes) -> dict[str, bytes]:
 
 
 def write(target: Path, count: int, records: Iterable[bytes]) -> None:
-    """Some files, one record a group, so that each can be read alone: the key in 8 bytes, then what is stored."""
-    from array_record.python import array_record_module
-
+    """Some files of as many records each."""
     step = max(1, -(-count // SHARDS))
     numbered = enumerate(records)
     for start in range(0, count, step):
-        writer: Any = array_record_module.ArrayRecordWriter(str(target / f"{start:08d}.arrayrecord"), "group_size:1")
-        for key, record in itertools.islice(numbered, step):
-            writer.write(key.to_bytes(KEY_BYTES, "little") + record)
-        writer.close()
+        write_file(target, start, itertools.islice(numbered, step))
+
+
+def write_file(target: Path, start: int, records: Iterable[tuple[int, bytes]]) -> None:
+    """One file, one record a group, so that each can be read alone: the key in 8 bytes, then what is stored."""
+    from array_record.python import array_record_module
+
+    writer: Any = array_record_module.ArrayRecordWriter(str(target / f"{start:08d}.arrayrecord"), "group_size:1")
+    for key, record in records:
+        writer.write(key.to_bytes(KEY_BYTES, "little") + record)
+    writer.close()
 
 
 def build(workload: Workload, source: Path, target: Path, workers: int) -> None:
-    """One picture after the other."""
+    """In processes, each with files of its own: a file has one writer."""
     files = image_files(source)
     target.mkdir()
-    write(target, len(files), map(shrunk, files))
+    step = max(1, -(-len(files) // SHARDS))
+    parts = [(target, start, files[start : start + step]) for start in range(0, len(files), step)]
+    # Started anew, not forked: its writer has threads.
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        pool.starmap(build_file, parts, chunksize=1)
+
+
+def build_file(target: Path, start: int, paths: list[Path]) -> None:
+    """What one process writes at a time."""
+    write_file(target, start, ((key, shrunk(path)) for key, path in enumerate(paths, start)))
 
 
 def stored(workload: Workload, target: Path) -> Iterator[tuple[int, bytes]]:

@@ -24,7 +24,7 @@ IMPORTS = ("torch.utils.data", "lfdata.dataset", "simplejpeg", "cv2")
 FORMAT = "lfdata"
 WORK = ("crop", "centre", "native", "tokens", "multimodal", "bytes", "build")
 # How pictures are stored: as they are, but with restart markers where only a part of each is wanted.
-_PICTURES = {"native": "codec=jpeg,quality=90,restart=rows"}
+_PICTURES = {"native": "codec=keep,restart=rows,icc=ignore"}
 
 
 def workers(workload: Workload, cores: int) -> list[int]:

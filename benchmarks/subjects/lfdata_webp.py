@@ -11,6 +11,7 @@ TITLE = "lfdata loader, WebP q80"
 IMPORTS = lfdata_loader.IMPORTS
 FORMAT = "lfdata-webp80"
 WORK = ("crop", "centre")
+REENCODES = "WebP of quality 80"
 workers = lfdata_loader.workers
 batches = lfdata_loader.batches
 resumable = lfdata_loader.resumable

@@ -22,6 +22,7 @@ FORMAT = "litdata"
 WORK = ("crop", "centre", "native", "tokens", "multimodal", "bytes", "build")
 KEY_IDS = 2
 BLOCK = KEY_IDS + SEQUENCE
+PLACES = "places.npy"
 # In blocks; for tokens its documentation sets the chunk's length, and has about as many.
 CHUNK, AT_ONCE = 8012, 1000
 
@@ -56,12 +57,23 @@ def prepare(workload: Workload, source: Path, target: Path) -> None:
     """Chunks of the size its documentation uses, not compressed."""
     import litdata
 
+    cores = len(os.sched_getaffinity(0))
     if workload.work == "tokens":
-        starts = [(source, start) for start in range(0, len(sequences(source)), AT_ONCE)]
-        how = {"fn": blocks, "inputs": starts, "chunk_size": CHUNK * BLOCK, "item_loader": litdata.TokensLoader()}
-    else:
-        how = {"fn": record, "inputs": list(enumerate(stored_files(workload, source))), "chunk_bytes": "64MB"}
-    litdata.optimize(output_dir=str(target), num_workers=len(os.sched_getaffinity(0)), verbose=False, **how)
+        litdata.optimize(
+            fn=blocks,
+            inputs=[(source, start) for start in range(0, len(sequences(source)), AT_ONCE)],
+            output_dir=str(target),
+            chunk_size=CHUNK * BLOCK,
+            item_loader=litdata.TokensLoader(),
+            num_workers=cores,
+            verbose=False,
+        )
+        return
+    files = list(enumerate(stored_files(workload, source)))
+    litdata.optimize(fn=record, inputs=files, output_dir=str(target), chunk_bytes="64MB", num_workers=cores, verbose=False)
+    # Its workers share the inputs as they like, so a sample's place is not its key.
+    dataset: Any = litdata.StreamingDataset(str(target))
+    np.save(target / PLACES, np.argsort([int(dataset[place]["key"]) for place in range(len(dataset))]))
 
 
 def build(workload: Workload, source: Path, target: Path, workers: int) -> None:
@@ -136,8 +148,9 @@ def resumable(workload: Workload, prepared: Path, settings: Settings, state: Any
 
 
 def reader(workload: Workload, prepared: Path, settings: Settings) -> Callable[[int], Any]:
-    """By position, which is the key."""
+    """By place."""
     from litdata import StreamingDataset
 
     dataset: Any = StreamingDataset(str(prepared))
-    return lambda key: dataset[key]["jpg"]
+    places = np.load(prepared / PLACES, allow_pickle=False).tolist()
+    return lambda key: dataset[places[key]]["jpg"]

@@ -75,7 +75,8 @@ def with_turbo(work: Workload) -> Callable[[bytes], Pixels]:
             if random.random() < 0.5:
                 image = cv2.flip(image, 1)
         else:
-            image = cv2.resize(image, resized(width, height), interpolation=cv2.INTER_AREA)
+            size = resized(width, height)
+            image = cv2.resize(image, size, interpolation=cv2.INTER_AREA if size[0] <= width else cv2.INTER_LINEAR)
             x, y = centre(image.shape[1], image.shape[0])
             image = image[y : y + 224, x : x + 224]
         return np.ascontiguousarray(image)

@@ -16,7 +16,7 @@ from benchmarks.subjects import torch_pil
 from benchmarks.subjects.pixels import SIDE, anywhere
 
 TITLE = "SPDL (FFmpeg)"
-IMPORTS = ("spdl.pipeline", "spdl.io", "spdl.io.utils")
+IMPORTS = ("torch", "spdl.pipeline", "spdl.io", "spdl.io.utils")
 FORMAT = "files"
 WORK = ("crop", "centre", "native")
 prepare = torch_pil.prepare
@@ -28,6 +28,17 @@ SCALE = f"flags=bilinear,{RGB}"
 def workers(workload: Workload, cores: int) -> list[int]:
     """Threads that decode; at least one."""
     return sweep(cores)
+
+
+def versions() -> dict[str, str]:
+    """FFmpeg's libraries, as they are found."""
+    import spdl.io.utils
+
+    found = spdl.io.utils.get_ffmpeg_versions()
+    return {
+        name: ".".join(map(str, version)) if isinstance(version, tuple | list) else str(version)
+        for name, version in found.items()
+    }
 
 
 class Files:
@@ -72,28 +83,36 @@ def decoder(work: Workload, seed: int) -> Callable[[tuple[int, str]], tuple[int,
 
 
 def collate(samples: list[tuple[int, Any]]) -> Batch:
-    """Frames copied into one buffer, seen as an array."""
+    """Frames copied into one buffer, seen as a tensor: as SPDL's guide to good pipelines has it."""
     import spdl.io
 
     keys = [key for key, _ in samples]
-    return Batch(keys, {"image": spdl.io.to_numpy(spdl.io.convert_frames([frame for _, frame in samples]))})
+    return Batch(keys, {"image": spdl.io.to_torch(spdl.io.convert_frames([frame for _, frame in samples]))})
 
 
 def batches(workload: Workload, prepared: Path, settings: Settings) -> Iterator[Iterator[Batch]]:
     """Epochs without end, from one pipeline that is kept between them. A picture that fails ends it."""
     import spdl.io.utils
-    from spdl.pipeline import PipelineBuilder
 
     spdl.io.utils.get_ffmpeg_versions()  # says at once when FFmpeg is missing
+    return pipeline(workload, settings, decoder(workload, settings.seed), collate)
+
+
+def pipeline(
+    workload: Workload, settings: Settings, decode: Callable[[Any], Any], together: Callable[[Any], Batch]
+) -> Iterator[Iterator[Batch]]:
+    """Threads that decode, with three batches ahead."""
+    from spdl.pipeline import PipelineBuilder
+
     builder: Any = (
         PipelineBuilder()
         .add_source(Files(settings.source, settings.seed), continuous=True)
-        .pipe(decoder(workload, settings.seed), concurrency=settings.workers)
+        .pipe(decode, concurrency=settings.workers)
         .aggregate(workload.batch)
-        .pipe(collate)
+        .pipe(together)
         .add_sink(3)
     )
-    pipeline: Any = builder.build(num_threads=settings.workers, max_failures=0)
-    with pipeline.auto_stop():
+    running: Any = builder.build(num_threads=settings.workers, max_failures=0)
+    with running.auto_stop():
         while True:
-            yield iter(pipeline)
+            yield iter(running)

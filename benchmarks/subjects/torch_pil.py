@@ -70,24 +70,28 @@ def loop(loader: Any, name: str = "image") -> Iterator[Iterator[Batch]]:
         yield (batch_of(found, name) for found in loader)
 
 
-def epochs(dataset: Any, work: Workload, settings: Settings) -> Iterator[Iterator[Batch]]:
-    """A shuffled DataLoader, workers kept between epochs."""
+def loader_of(kind: Any, dataset: Any, work: Workload, settings: Settings, together: Callable[[Any], Any] = collate) -> Any:
+    """A shuffled loader of torch's or torchdata's kind, workers kept between epochs."""
     import torch
-    from torch.utils.data import DataLoader
 
     torch.manual_seed(settings.seed)
-    loader: Any = DataLoader(dataset, work.batch, **options(settings))
-    return loop(loader, next(iter(work.arrays)))
+    return kind(
+        dataset,
+        work.batch,
+        shuffle=True,
+        num_workers=settings.workers,
+        collate_fn=together,
+        persistent_workers=settings.workers > 0,
+    )
 
 
-def options(settings: Settings) -> dict[str, Any]:
-    """Options of the DataLoader, and of its kin."""
-    return {
-        "shuffle": True,
-        "num_workers": settings.workers,
-        "collate_fn": collate,
-        "persistent_workers": settings.workers > 0,
-    }
+def epochs(
+    dataset: Any, work: Workload, settings: Settings, together: Callable[[Any], Any] = collate
+) -> Iterator[Iterator[Batch]]:
+    """torch's own."""
+    from torch.utils.data import DataLoader
+
+    return loop(loader_of(DataLoader, dataset, work, settings, together), next(iter(work.arrays)))
 
 
 def stateful(dataset: Any, work: Workload, settings: Settings, state: Any) -> tuple[Iterator[Batch], Callable[[], Any]]:
@@ -96,8 +100,7 @@ def stateful(dataset: Any, work: Workload, settings: Settings, state: Any) -> tu
     import torch
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    torch.manual_seed(settings.seed)
-    loader: Any = StatefulDataLoader(dataset, work.batch, **options(settings))
+    loader = loader_of(StatefulDataLoader, dataset, work, settings)
 
     def packed(value: Any) -> Any:
         """A tensor (the state of a random generator) as MessagePack has none."""

@@ -1,10 +1,11 @@
-"""webdataset: tar files of about 256 MB, shuffled by shard and through a buffer, decoded by libjpeg-turbo and OpenCV.
+"""webdataset: 16 tar files, so that workers can share them, shuffled by shard and through a buffer, decoded by libjpeg-turbo and OpenCV.
 
 Its single samples cannot be read: the release has no ``wids``.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ SHARDS = 16
 
 
 def workers(workload: Workload, cores: int) -> list[int]:
-    """0: in the consumer's process. Its writer is one process."""
-    return [1] if workload.work == "build" else [0, *sweep(cores)]
+    """0: in the consumer's process. Building: processes, each with a writer of its own."""
+    return sweep(cores) if workload.work == "build" else [0, *sweep(cores)]
 
 
 def prepare(workload: Workload, source: Path, target: Path) -> None:
@@ -47,10 +48,21 @@ def write(target: Path, count: int, samples: Iterable[dict[str, Any]]) -> None:
 
 
 def build(workload: Workload, source: Path, target: Path, workers: int) -> None:
-    """One picture after the other."""
-    files = image_files(source)
+    """In processes, each with a writer and tars of its own, as its guide to large data sets has it."""
+    items = list(enumerate(image_files(source)))
     target.mkdir()
-    write(target, len(files), ({"jpg": shrunk(path)} for path in files))
+    with multiprocessing.Pool(workers) as pool:
+        pool.starmap(build_part, [(target, number, len(items), items[number::workers]) for number in range(workers)])
+
+
+def build_part(target: Path, number: int, count: int, items: list[tuple[int, Path]]) -> None:
+    """What one process writes."""
+    import webdataset
+
+    pattern, most = f"{target}/{number:02d}-%04d.tar", max(1, -(-count // SHARDS))
+    with webdataset.ShardWriter(pattern, maxcount=most, verbose=0) as writer:
+        for key, path in items:
+            writer.write({"__key__": f"{key:08d}", "cls": key, "jpg": shrunk(path)})
 
 
 def stored(workload: Workload, target: Path) -> Iterator[tuple[int, bytes]]:

@@ -1,6 +1,6 @@
 /* Rectangles of stored pictures, decoded only where and as large as they are needed, and resized into given memory.
 
-   One call does a batch on some threads without the GIL. Per picture: libjpeg-turbo decodes the rows and columns of the rectangle (and
+   One call does a batch on threads that are kept, without the GIL. Per picture: libjpeg-turbo decodes the rows and columns of the rectangle (and
    the few around it that filters see), scaled down by 2, 4 or 8 inside the inverse DCT where the result is at least as large as the output;
    libwebp decodes a cropped window. Then a triangle filter with antialiasing (PIL's BILINEAR) goes down the columns, then along the rows, in 16-bit
    fixed point. What this file does not do, and what the libraries find fault with, it says (FALLBACK), and Python does it or finds the
@@ -12,11 +12,12 @@
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
-#include <stdatomic.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <jpeglib.h>
 #include <jerror.h>
@@ -33,6 +34,10 @@ enum { OK = 0, FALLBACK = 1, SIZE_MISMATCH = 2, NO_MEMORY = 3 };
 enum { WEBP = 1, JPEG = 2 };
 enum { WEBP_EXIF = 0x08, WEBP_ICC = 0x20 };
 enum { BITS = 14, MOST_SCANS = 100, MOST_THREADS = 256, MARGIN = 3 };
+/* Rows around a rectangle that are decoded beyond what the filter sees. */
+enum { ROWS_AROUND = 4 };
+/* Buffers that a thread keeps while it has nothing to do. */
+enum { KEPT_BYTES = 8 << 20 };
 
 typedef struct {
     const uint8_t *data;
@@ -52,8 +57,8 @@ typedef struct {
 } Axis;
 
 typedef struct {
-    uint8_t *pixels, *rows;
-    size_t pixels_capacity, rows_capacity;
+    uint8_t *pixels, *rows, *cut;
+    size_t pixels_capacity, rows_capacity, cut_capacity;
     JSAMPROW *lines;
     size_t lines_capacity;
     Axis horizontal, vertical;
@@ -71,11 +76,17 @@ typedef struct {
     jmp_buf back;
 } Errors;
 
-typedef struct {
+typedef struct Batch {
     Job *jobs;
     Py_ssize_t count;
     int height, width, channels, refuse_icc;
-    atomic_long next;
+    /* For the pool, under its lock: at most `threads` pictures at a time; `taken` and `done` count them. */
+    int threads, active;
+    long long turn;
+    Py_ssize_t taken, done;
+    double seconds; /* of threads */
+    pthread_cond_t over;
+    struct Batch *next;
 } Batch;
 
 static int has_avx2 = 0;
@@ -105,6 +116,7 @@ static void *grown(void *old, size_t *capacity, size_t wanted) {
 static void release(Scratch *s) {
     free(s->pixels);
     free(s->rows);
+    free(s->cut);
     free(s->lines);
     free(s->horizontal.first);
     free(s->horizontal.count);
@@ -425,6 +437,20 @@ static int complete(const struct jpeg_decompress_struct *info) {
     return 1;
 }
 
+/* Whether the components lie as most files have them. Of others libjpeg-turbo skips and crops wrongly (2x4 and 4x2: it shows memory). */
+static int usual_sampling(const struct jpeg_decompress_struct *info) {
+    if (info->num_components == 1) {
+        return 1;
+    }
+    for (int c = 1; c < info->num_components; c++) {
+        if (info->comp_info[c].h_samp_factor != 1 || info->comp_info[c].v_samp_factor != 1) {
+            return 0;
+        }
+    }
+    int across = info->comp_info[0].h_samp_factor, down = info->comp_info[0].v_samp_factor;
+    return across <= 2 ? down <= 2 : down == 1;
+}
+
 /* The largest of 1, 2, 4, 8 by which the rectangle can be made smaller and still be no smaller than the output. */
 static int shrink_of(const Batch *batch, const Job *job) {
     int shrink = 8;
@@ -448,6 +474,9 @@ static int jpeg_window(struct jpeg_decompress_struct *info, Scratch *s, const Ba
         verdict = FALLBACK;
     }
     if (batch->channels == 1 && info->jpeg_color_space == JCS_RGB) {
+        verdict = FALLBACK;
+    }
+    if (!usual_sampling(info)) {
         verdict = FALLBACK;
     }
     if (verdict == OK && ((int)info->image_width != job->width || (int)info->image_height != job->height)) {
@@ -503,7 +532,121 @@ static int jpeg_window(struct jpeg_decompress_struct *info, Scratch *s, const Ba
     return info->err->num_warnings ? FALLBACK : OK;
 }
 
-static int jpeg_job(Scratch *s, const Batch *batch, const Job *job) {
+/* Header of a JPEG whose one scan restarts after every row of MCUs. */
+typedef struct {
+    size_t sof, scan; /* where the frame header and the entropy-coded data begin */
+    int height, mcu_height, rows;
+} Restarts;
+
+/* Whether a JPEG is one of those, and as large as its job says. */
+static int restarts(const Job *job, Restarts *found) {
+    const uint8_t *data = job->data;
+    size_t size = job->size, at = 2;
+    int width = 0, components = 0, interval = 0, across = 1, down = 1;
+    memset(found, 0, sizeof *found);
+    if (size < 4 || data[0] != 0xFF || data[1] != 0xD8) {
+        return 0;
+    }
+    for (;;) {
+        while (at + 1 < size && data[at] == 0xFF && data[at + 1] == 0xFF) {
+            at++;
+        }
+        if (at + 4 > size || data[at] != 0xFF) {
+            return 0;
+        }
+        unsigned marker = data[at + 1], length = get16(data + at + 2, 1);
+        const uint8_t *body = data + at + 4;
+        if (length < 2 || length > size - at - 2) {
+            return 0;
+        }
+        if (marker == 0xC0 || marker == 0xC1) {
+            components = length < 8 ? 0 : body[5];
+            if (found->sof || (components != 1 && components != 3) || length < 8u + 3u * (unsigned)components) {
+                return 0;
+            }
+            found->sof = at;
+            found->height = (int)get16(body + 1, 1);
+            width = (int)get16(body + 3, 1);
+            for (int c = 0; c < components && components > 1; c++) {
+                int factors = body[7 + 3 * c];
+                across = factors >> 4 > across ? factors >> 4 : across;
+                down = (factors & 15) > down ? factors & 15 : down;
+            }
+        } else if (marker == 0xDD) {
+            interval = length == 4 ? (int)get16(body, 1) : 0;
+        } else if (marker == 0xDA) {
+            if (length < 3 || body[0] != components) {
+                return 0;
+            }
+            found->scan = at + 2 + length;
+            break;
+        } else if (!(marker == 0xC4 || marker == 0xDB || marker >= 0xE0)) {
+            return 0; /* another way of coding */
+        }
+        at += 2 + length;
+    }
+    found->mcu_height = 8 * down;
+    found->rows = (found->height + 8 * down - 1) / (8 * down);
+    return found->sof && interval && interval == (width + 8 * across - 1) / (8 * across) && width == job->width && found->height == job->height;
+}
+
+/* Of a JPEG that restarts after every row of MCUs, only those around the rectangle, as a lower picture: what lies above them is neither read nor
+   decoded. Any other stays as it is. */
+static int cut_rows(Scratch *s, const Batch *batch, Job *job) {
+    Restarts is;
+    if (!restarts(job, &is)) {
+        return OK;
+    }
+    double reach = fmax(1.0, (job->y1 - job->y0) / batch->height) + ROWS_AROUND;
+    int first = (int)fmax(0.0, job->y0 - reach) / is.mcu_height - 1, last = (int)(job->y1 + reach) / is.mcu_height + 2;
+    last = last > is.rows ? is.rows : last;
+    if (first < 1) {
+        return OK;
+    }
+    GROW(s->cut, s->cut_capacity, job->size + 2);
+    uint8_t *out = s->cut;
+    const uint8_t *end = job->data + job->size, *from = NULL, *at = job->data + is.scan;
+    memcpy(out, job->data, is.scan);
+    int height = (is.height < last * is.mcu_height ? is.height : last * is.mcu_height) - first * is.mcu_height;
+    out[is.sof + 5] = (uint8_t)(height >> 8);
+    out[is.sof + 6] = (uint8_t)height;
+    out += is.scan;
+    for (int row = 0; row < last;) {
+        at = memchr(at, 0xFF, (size_t)(end - at));
+        if (at == NULL || end - at < 2) {
+            return OK;
+        }
+        int marker = at[1];
+        if (marker == 0 || marker == 0xFF) {
+            at += marker ? 1 : 2;
+            continue;
+        }
+        if (row == is.rows - 1 ? marker != 0xD9 : marker != 0xD0 + row % 8) {
+            return OK; /* not in order: libjpeg finds the fault */
+        }
+        row++;
+        if (row > first) {
+            memcpy(out, from, (size_t)(at - from));
+            out += at - from;
+            *out++ = 0xFF;
+            *out++ = (uint8_t)(row == last ? 0xD9 : 0xD0 + (row - first - 1) % 8);
+        }
+        at += 2;
+        from = at;
+    }
+    job->data = s->cut;
+    job->size = (size_t)(out - s->cut);
+    job->height = height;
+    job->y0 -= first * is.mcu_height;
+    job->y1 -= first * is.mcu_height;
+    return OK;
+}
+
+static int jpeg_job(Scratch *s, const Batch *batch, const Job *whole) {
+    Job cut = *whole, *job = &cut;
+    if (cut_rows(s, batch, job) != OK) {
+        return NO_MEMORY;
+    }
     struct jpeg_decompress_struct info;
     struct jpeg_progress_mgr progress;
     Errors errors;
@@ -581,42 +724,158 @@ static int webp_job(Scratch *s, const Batch *batch, const Job *job) {
 
 /* A batch ------------------------------------------------------------------------------------------------------------- */
 
-static void *work(void *argument) {
-    Batch *batch = argument;
+static void one_picture(Scratch *scratch, const Batch *batch, Job *job) {
+    if (job->codec == JPEG) {
+        *job->status = jpeg_job(scratch, batch, job);
+    } else if (job->codec == WEBP) {
+        *job->status = webp_job(scratch, batch, job);
+    } else {
+        *job->status = FALLBACK;
+    }
+}
+
+static double now(void) {
+    struct timespec found;
+    clock_gettime(CLOCK_MONOTONIC, &found);
+    return (double)found.tv_sec + 1e-9 * (double)found.tv_nsec;
+}
+
+/* Threads of the process that decode pictures, kept. Batches wait in the order of their turns: a thread that is free takes the next picture
+   of the first batch that has any left, so that what is needed first is ready first, and no more threads work than were asked for, however
+   many batches are under way. A forked child starts its own. */
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    Batch *first;
+    int started, active, asleep;
+    const volatile int64_t *width; /* somebody else's limit of the threads at a time; 0 for none */
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+
+/* The batch to work on, or NULL. */
+static Batch *next_batch(void) {
+    int most = 0;
+    for (Batch *batch = pool.first; batch != NULL; batch = batch->next) {
+        most = batch->threads > most ? batch->threads : most;
+    }
+    int64_t width = pool.width == NULL ? 0 : *pool.width;
+    if (width > 0 && width < most) {
+        most = (int)width;
+    }
+    Batch *batch = pool.active < most ? pool.first : NULL;
+    while (batch != NULL && (batch->taken == batch->count || batch->active == batch->threads)) {
+        batch = batch->next;
+    }
+    return batch;
+}
+
+static void *work(void *unused) {
+    (void)unused;
     Scratch scratch;
     memset(&scratch, 0, sizeof scratch);
+    pthread_mutex_lock(&pool.lock);
     for (;;) {
-        long number = atomic_fetch_add(&batch->next, 1);
-        if (number >= batch->count) {
-            break;
+        Batch *batch = next_batch();
+        if (batch == NULL) {
+            if (scratch.pixels_capacity + scratch.rows_capacity + scratch.cut_capacity > KEPT_BYTES) {
+                release(&scratch);
+                memset(&scratch, 0, sizeof scratch);
+            }
+            pool.asleep++;
+            pthread_cond_wait(&pool.wake, &pool.lock);
+            pool.asleep--;
+            continue;
         }
-        Job *job = &batch->jobs[number];
-        if (job->codec == JPEG) {
-            *job->status = jpeg_job(&scratch, batch, job);
-        } else if (job->codec == WEBP) {
-            *job->status = webp_job(&scratch, batch, job);
-        } else {
-            *job->status = FALLBACK;
+        Job *job = &batch->jobs[batch->taken++];
+        batch->active++;
+        pool.active++;
+        if (pool.asleep && next_batch() != NULL) {
+            pthread_cond_signal(&pool.wake); /* the width has grown */
+        }
+        pthread_mutex_unlock(&pool.lock);
+        double began = now();
+        one_picture(&scratch, batch, job);
+        double seconds = now() - began;
+        pthread_mutex_lock(&pool.lock);
+        batch->seconds += seconds;
+        batch->active--;
+        pool.active--;
+        if (++batch->done == batch->count) {
+            /* Who waits may take it apart as soon as the lock is free. */
+            pthread_cond_signal(&batch->over);
         }
     }
-    release(&scratch);
     return NULL;
 }
 
-static void run_batch(Batch *batch, int threads) {
-    pthread_t started[MOST_THREADS];
-    int count = 0;
-    threads = threads > MOST_THREADS ? MOST_THREADS : threads;
-    threads = threads > batch->count ? (int)batch->count : threads;
-    for (; count < threads - 1; count++) {
-        if (pthread_create(&started[count], NULL, work, batch) != 0) {
-            break;
-        }
+static void forget_pool(void) {
+    pthread_mutex_init(&pool.lock, NULL);
+    pthread_cond_init(&pool.wake, NULL);
+    pool.first = NULL;
+    pool.started = pool.active = pool.asleep = 0;
+}
+
+/* At least `count` threads, or as many as the system gives. They take no signals but their own faults. */
+static void start_threads(int count) {
+    sigset_t all, before;
+    pthread_attr_t detached;
+    pthread_t thread;
+    if (pool.started >= count || pthread_attr_init(&detached) != 0) {
+        return;
     }
-    work(batch);
-    for (int i = 0; i < count; i++) {
-        pthread_join(started[i], NULL);
+    sigfillset(&all);
+    sigdelset(&all, SIGBUS);
+    sigdelset(&all, SIGSEGV);
+    sigdelset(&all, SIGFPE);
+    sigdelset(&all, SIGILL);
+    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (pool.started < count && pthread_create(&thread, &detached, work, NULL) == 0) {
+        pool.started++;
     }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&detached);
+}
+
+static void run_here(Batch *batch) {
+    Scratch scratch;
+    double began = now();
+    memset(&scratch, 0, sizeof scratch);
+    for (Py_ssize_t number = 0; number < batch->count; number++) {
+        one_picture(&scratch, batch, &batch->jobs[number]);
+    }
+    release(&scratch);
+    batch->seconds = now() - began;
+}
+
+static void run_batch(Batch *batch) {
+    batch->threads = batch->threads > MOST_THREADS ? MOST_THREADS : batch->threads;
+    if (batch->count == 0 || batch->threads < 1) {
+        run_here(batch);
+        return;
+    }
+    pthread_mutex_lock(&pool.lock);
+    start_threads(batch->threads);
+    if (pool.started == 0) {
+        pthread_mutex_unlock(&pool.lock);
+        run_here(batch);
+        return;
+    }
+    pthread_cond_init(&batch->over, NULL);
+    Batch **at = &pool.first;
+    while (*at != NULL && (*at)->turn <= batch->turn) {
+        at = &(*at)->next;
+    }
+    batch->next = *at;
+    *at = batch;
+    pthread_cond_broadcast(&pool.wake);
+    while (batch->done < batch->count) {
+        pthread_cond_wait(&batch->over, &pool.lock);
+    }
+    for (at = &pool.first; *at != batch; at = &(*at)->next) {
+    }
+    *at = batch->next;
+    pthread_mutex_unlock(&pool.lock);
+    pthread_cond_destroy(&batch->over);
 }
 
 static int get_view(PyObject *object, Py_buffer *view, Py_ssize_t bytes, int writable, const char *what) {
@@ -631,24 +890,45 @@ static int get_view(PyObject *object, Py_buffer *view, Py_ssize_t bytes, int wri
     return 0;
 }
 
-/* decode(payloads, codecs, sizes, boxes, flips, out, places, shape, refuse_icc, threads, status) */
+/* decode(payloads, codecs, sizes, boxes, flips, out, places, shape, refuse_icc, threads, turn, status) -> seconds of all threads. 0 threads: the caller itself. */
 static PyObject *decode(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *payloads, *objects[7];
     int height, width, channels, refuse_icc, threads;
-    if (!PyArg_ParseTuple(args, "OOOOOOO(iii)iiO", &payloads, &objects[0], &objects[1], &objects[2], &objects[3], &objects[4],
-                          &objects[5], &height, &width, &channels, &refuse_icc, &threads, &objects[6])) {
+    long long turn;
+    if (!PyArg_ParseTuple(args, "OOOOOOO(iii)iiLO", &payloads, &objects[0], &objects[1], &objects[2], &objects[3], &objects[4],
+                          &objects[5], &height, &width, &channels, &refuse_icc, &threads, &turn, &objects[6])) {
         return NULL;
     }
-    PyObject *list = PySequence_Fast(payloads, "payloads must be a sequence");
-    if (list == NULL) {
-        return NULL;
-    }
-    Py_ssize_t count = PySequence_Fast_GET_SIZE(list), held = 0;
-    PyObject *result = NULL;
-    Py_buffer views[7], *held_payloads = NULL;
+    /* Payloads are a sequence of buffers, or a tuple (values, starts, stops): parts of one buffer. */
+    int packed = PyTuple_Check(payloads);
+    PyObject *list = NULL, *result = NULL, *values, *bounds[2];
+    Py_buffer views[7], of_packed[3], *held_payloads = NULL;
+    Py_ssize_t count, held = 0;
     Job *jobs = NULL;
-    int got = 0;
+    int got = 0, got_packed = 0;
+    if (packed) {
+        if (!PyArg_ParseTuple(payloads, "OOO", &values, &bounds[0], &bounds[1])) {
+            return NULL;
+        }
+        if (get_view(values, &of_packed[0], -1, 0, "payloads") != 0) {
+            return NULL;
+        }
+        got_packed = 1;
+        for (; got_packed < 3; got_packed++) {
+            Py_ssize_t expected = got_packed == 1 ? -1 : of_packed[1].len;
+            if (get_view(bounds[got_packed - 1], &of_packed[got_packed], expected, 0, "bounds of payloads") != 0) {
+                goto end;
+            }
+        }
+        count = of_packed[1].len / 8;
+    } else {
+        list = PySequence_Fast(payloads, "payloads must be a sequence");
+        if (list == NULL) {
+            return NULL;
+        }
+        count = PySequence_Fast_GET_SIZE(list);
+    }
     if (height < 1 || width < 1 || (channels != 1 && channels != 3) || height > 1 << 16 || width > 1 << 16) {
         PyErr_SetString(PyExc_ValueError, "no such output shape");
         goto end;
@@ -682,11 +962,26 @@ static PyObject *decode(PyObject *module, PyObject *args) {
                          (long long)size[1]);
             goto end;
         }
-        if (PyObject_GetBuffer(PySequence_Fast_GET_ITEM(list, held), &held_payloads[held], PyBUF_CONTIG_RO) != 0) {
-            goto end;
+        const uint8_t *data;
+        Py_ssize_t bytes;
+        if (packed) {
+            int64_t start = ((const int64_t *)of_packed[1].buf)[held], stop = ((const int64_t *)of_packed[2].buf)[held];
+            if (start < 0 || stop < start || stop > of_packed[0].len) {
+                PyErr_Format(PyExc_IndexError, "payload %zd, %lld to %lld, is outside its %zd bytes", held, (long long)start,
+                             (long long)stop, of_packed[0].len);
+                goto end;
+            }
+            data = (const uint8_t *)of_packed[0].buf + start;
+            bytes = (Py_ssize_t)(stop - start);
+        } else {
+            if (PyObject_GetBuffer(PySequence_Fast_GET_ITEM(list, held), &held_payloads[held], PyBUF_CONTIG_RO) != 0) {
+                goto end;
+            }
+            data = held_payloads[held].buf;
+            bytes = held_payloads[held].len;
         }
-        *job = (Job){.data = held_payloads[held].buf,
-                     .size = (size_t)held_payloads[held].len,
+        *job = (Job){.data = data,
+                     .size = (size_t)bytes,
                      .codec = ((const uint8_t *)views[0].buf)[held],
                      .width = (int)size[0],
                      .height = (int)size[1],
@@ -698,22 +993,25 @@ static PyObject *decode(PyObject *module, PyObject *args) {
                      .out = (uint8_t *)views[4].buf + (size_t)place * row_bytes,
                      .status = (int32_t *)views[6].buf + held};
     }
-    Batch batch = {.jobs = jobs, .count = count, .height = height, .width = width, .channels = channels, .refuse_icc = refuse_icc};
-    atomic_init(&batch.next, 0);
+    Batch batch = {.jobs = jobs, .count = count, .height = height, .width = width, .channels = channels, .refuse_icc = refuse_icc,
+                   .threads = threads, .turn = turn};
     Py_BEGIN_ALLOW_THREADS
-    run_batch(&batch, threads);
+    run_batch(&batch);
     Py_END_ALLOW_THREADS
-    result = Py_NewRef(Py_None);
+    result = PyFloat_FromDouble(batch.seconds);
 end:
-    for (Py_ssize_t i = 0; i < held; i++) {
+    for (Py_ssize_t i = 0; i < held && !packed; i++) {
         PyBuffer_Release(&held_payloads[i]);
+    }
+    for (int i = 0; i < got_packed; i++) {
+        PyBuffer_Release(&of_packed[i]);
     }
     PyMem_Free(held_payloads);
     PyMem_Free(jobs);
     for (int i = 0; i < got; i++) {
         PyBuffer_Release(&views[i]);
     }
-    Py_DECREF(list);
+    Py_XDECREF(list);
     return result;
 }
 
@@ -734,6 +1032,25 @@ static PyObject *report(PyObject *module, PyObject *unused) {
     return Py_BuildValue("{s:s,s:s,s:s}", "libjpeg", jpeg, "libwebp", version, "simd", has_avx2 ? "avx2" : "none");
 }
 
+/* Of a buffer of eight bytes, kept for good: its number limits the threads that decode at a time. */
+static PyObject *watch_width(PyObject *module, PyObject *buffer) {
+    static Py_buffer kept;
+    Py_buffer view;
+    (void)module;
+    if (get_view(buffer, &view, 8, 1, "width") != 0) {
+        return NULL;
+    }
+    pthread_mutex_lock(&pool.lock);
+    if (pool.width != NULL) {
+        pool.width = NULL;
+        PyBuffer_Release(&kept);
+    }
+    kept = view;
+    pool.width = view.buf;
+    pthread_mutex_unlock(&pool.lock);
+    Py_RETURN_NONE;
+}
+
 static PyObject *use_simd(PyObject *module, PyObject *wanted) {
     (void)module;
 #if X86
@@ -746,6 +1063,7 @@ static PyObject *use_simd(PyObject *module, PyObject *wanted) {
 
 static PyMethodDef methods[] = {
     {"decode", decode, METH_VARARGS, "Decode, crop and resize a batch."},
+    {"watch_width", watch_width, METH_O, "Let a number of eight bytes limit the threads that decode at a time; 0: as many as calls ask for."},
     {"report", report, METH_NOARGS, "Libraries and instructions used."},
     {"use_simd", use_simd, METH_O, "Use vector instructions where there are some, or not; gives whether they are used."},
     {NULL, NULL, 0, NULL},
@@ -754,8 +1072,13 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_pixels", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__pixels(void) {
+    static int watched = 0;
 #if X86
     has_avx2 = __builtin_cpu_supports("avx2");
 #endif
+    if (!watched && pthread_atfork(NULL, NULL, forget_pool) != 0) {
+        return PyErr_NoMemory();
+    }
+    watched = 1;
     return PyModule_Create(&definition);
 }

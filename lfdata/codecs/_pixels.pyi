@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 def decode(
-    payloads: Sequence[Any],
+    payloads: Sequence[Any] | tuple[Any, Any, Any],
     codecs: Any,
     sizes: Any,
     boxes: Any,
@@ -14,7 +14,9 @@ def decode(
     shape: tuple[int, int, int],
     refuse_icc: int,
     threads: int,
+    turn: int,
     status: Any,
-) -> None: ...
+) -> float: ...
+def watch_width(buffer: Any) -> None: ...
 def report() -> dict[str, str]: ...
 def use_simd(wanted: bool) -> bool: ...

@@ -17,6 +17,27 @@ KINDS = ("image", "tokens", "audio", "json", "array", "text", "bytes", "scalar")
 
 Buffer = bytes | bytearray | memoryview
 
+IMAGE_CODECS = {"webp": 1, "jpeg": 2, "png": 3, "raw": 4, "gif": 5, "tiff": 6, "bmp": 7, "avif": 8}
+"""Values of the column ``codec``: fixed for ever, new ones are appended. 0 is an absent value."""
+
+MAX_PIXELS = 200_000_000
+"""Default limit of width x height: above every camera, below what would take more than 800 MB decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPayloads:
+    """Parts of one buffer: part i is ``values[starts[i]:stops[i]]``. ``values``: uint8; ``starts``, ``stops``: int64 (n,), C-contiguous."""
+
+    values: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> NDArray[np.uint8]:
+        return self.values[self.starts[index] : self.stops[index]]
+
 
 @dataclass(slots=True)
 class Encoded:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -15,20 +16,17 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lfdata.codecs import jpeg
-from lfdata.codecs.base import Buffer, Encoded
-from lfdata.codecs.color import Picture, finish, image_from_array, read_picture
+from lfdata.codecs.base import IMAGE_CODECS, MAX_PIXELS, Buffer, Encoded
+from lfdata.codecs.color import Picture, finish, image_from_array, read_orientation, read_picture
 from lfdata.codecs.containers import check_pixels, truncated
 from lfdata.codecs.image_policy import ImagePolicy
 from lfdata.codecs.image_store import resize, write
-from lfdata.codecs.pil import MAX_PIXELS, check_all_frames, identify, open_image, strict_pil
+from lfdata.codecs.pil import check_all_frames, identify, open_image, strict_pil
 from lfdata.codecs.pil_versions import pil_report
 from lfdata.codecs.sniff import sniff
 from lfdata.errors import OptionError, SampleError
 
 __all__ = ["IMAGE_CODECS", "ImageDecoder", "ImageEncoder", "ImagePolicy", "make_image_encoder"]
-
-IMAGE_CODECS = {"webp": 1, "jpeg": 2, "png": 3, "raw": 4, "gif": 5, "tiff": 6, "bmp": 7, "avif": 8}
-"""Values of the column ``codec``: fixed for ever, new ones are appended. 0 is an absent value."""
 
 _CODEC_NAMES = {number: name for name, number in IMAGE_CODECS.items()}
 
@@ -41,7 +39,7 @@ class ImageEncoder:
     def __init__(self, policy: ImagePolicy) -> None:
         self.policy = policy
         self.params: dict[str, Any] = {**policy.to_params(), "pil": pil_report()}
-        if policy.transcode:
+        if policy.transcode or (policy.restart and policy.codec == "keep"):
             self.params["jpegtran"] = jpeg.jpegtran_version()
 
     def encode(self, raw: Buffer | NDArray[Any]) -> Encoded:
@@ -79,11 +77,13 @@ class ImageEncoder:
         with strict_pil():
             if fmt not in ("jpeg", "bmp"):
                 check_all_frames(data, fmt, self.policy.max_pixels)
-            if self.policy.transcode and fmt == "jpeg" and jpeg.parse(data).progressive:
-                before, data = picture.array(), jpeg.to_baseline(data)
+            restart = self.policy.restart and fmt == "jpeg"
+            if restart or (self.policy.transcode and fmt == "jpeg" and jpeg.parse(data).progressive):
+                before, data = picture.array(), jpeg.to_baseline(data, restart)
                 if not np.array_equal(read_picture(data, fmt, self.policy).array(), before):
                     raise SampleError("transcode", "jpegtran changed pixels: the file is not what it seems")
-        return Encoded(data, _sizes(picture, fmt), None, tuple(picture.warnings))
+        aux = jpeg.row_offsets(data) if restart else None
+        return Encoded(data, _sizes(picture, fmt), aux, tuple(picture.warnings))
 
 
 def make_image_encoder(options: Mapping[str, str]) -> ImageEncoder:
@@ -180,7 +180,7 @@ class ImageDecoder:
     def decode_rows(
         self, payload: Buffer, sizes: Mapping[str, Any], aux: NDArray[np.uint64] | Sequence[int], y0: int, y1: int
     ) -> NDArray[Any]:
-        """Rows [``y0``, ``y1``) of a JPEG written with ``restart=rows``: (y1 - y0) x W x C uint8, owned and writable.
+        """Rows [``y0``, ``y1``) of a JPEG stored with ``restart=rows``: (y1 - y0) x W x C uint8, owned and writable.
 
         ``aux``: the stored byte offsets of the MCU rows. Equals ``decode(...)[y0:y1]`` exactly, 4:2:0 included: chroma is
         interpolated across MCU rows, so one more MCU row is decoded above and below and dropped. Only these rows
@@ -189,10 +189,15 @@ class ImageDecoder:
         """
         width, height, channels, _, codec = self._checked(sizes)
         if not self._restart or codec != "jpeg":
-            raise OptionError("decode_rows needs pictures written with codec=jpeg and restart=rows")
+            raise OptionError("decode_rows needs JPEGs stored with restart=rows")
         if not 0 <= y0 < y1 <= height:
             raise OptionError(f"rows {y0} to {y1} are not inside a picture of {height} rows")
         data = bytes(payload)
+        with strict_pil():
+            turned = read_orientation(Image.open(BytesIO(data))) != 1
+        if turned:
+            # Rows of the upright picture are other rows of the file, or its columns.
+            return self.decode(data, sizes)[y0:y1].copy()
         info = jpeg.parse(data)
         if (info.width, info.height) != (width, height):
             raise _mismatch(f"{info.width}x{info.height}", sizes)

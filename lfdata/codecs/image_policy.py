@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lfdata.codecs._common import OptionReader
-from lfdata.codecs.pil import MAX_PIXELS
+from lfdata.codecs.base import MAX_PIXELS
 from lfdata.errors import OptionError
 
 CODECS = ("webp", "jpeg", "png", "raw", "keep")
@@ -20,7 +20,7 @@ VALID = {
     "lossless": "yes|no (webp)",
     "method": "0..6 (webp)",
     "subsampling": "420|444 (jpeg)",
-    "restart": "rows (jpeg)",
+    "restart": "rows (jpeg, keep)",
     "longest": "N",
     "shorter": "N",
     "exact": "WxH",
@@ -49,7 +49,8 @@ class ImagePolicy:
         lossless: webp without loss. Off for pictures (size), always on for masks and depth.
         method: webp effort 0 to 6. 4, libwebp's own default: 6 takes twice the time for a few per cent.
         subsampling: chroma of jpeg: ``420``, what cameras and data sets use; ``444`` for text and graphics.
-        restart: jpeg gets a restart marker after every MCU row, so that a reader can start at any row. Off: 1 % more bytes.
+        restart: a restart marker after every MCU row of a JPEG, so that a reader can start at any row. Off: 1 % more bytes. With
+            codec=keep JPEG files are rewritten without loss (and as sequential), which "untouched" does not mean either.
         longest, shorter: side in pixels that the picture is scaled to, aspect kept; ``None``: as it is. Never enlarged
             unless ``upscale``. exact: (width, height), aspect *not* kept, enlarged where needed.
         upscale: let ``longest`` and ``shorter`` enlarge. Off: invented pixels cost bytes and teach nothing.
@@ -193,10 +194,12 @@ def _check(policy: ImagePolicy, reader: OptionReader) -> None:
     sized = [name for name in ("longest", "shorter", "exact") if name in reader]
     if len(sized) > 1:
         raise OptionError(f"image: {' and '.join(sized)} exclude each other: give one of longest, shorter, exact")
-    only = {"lossless": "webp", "method": "webp", "subsampling": "jpeg", "restart": "jpeg", "transcode": "keep"}
+    only = {"lossless": "webp", "method": "webp", "subsampling": "jpeg", "transcode": "keep"}
     for name, codec in only.items():
         if name in reader and policy.codec != codec:
             raise OptionError(f"image: {name} belongs to codec={codec}, not to codec={policy.codec}")
+    if "restart" in reader and policy.codec not in ("jpeg", "keep"):
+        raise OptionError(f"image: restart belongs to codec=jpeg and codec=keep, not to codec={policy.codec}")
     if policy.codec == "keep" and (sized or policy.upscale or "resample" in reader):
         raise OptionError("image: codec=keep leaves bytes untouched: no longest, shorter, exact, upscale, resample")
     if policy.codec == "keep" and policy.animation == "first":

@@ -250,28 +250,36 @@ def _last_row_end(data: bytes, start: int) -> int:
     return match.start()
 
 
+_NO_JPEGTRAN = "transcode=yes, and restart=rows with codec=keep, need the program jpegtran: apt install libjpeg-turbo-progs"
+
+
 def jpegtran_version() -> str:
     """Version text of the ``jpegtran`` on the path. Raises :class:`OptionError` naming the package that has it."""
     tool = shutil.which("jpegtran")
     if tool is None:
-        raise OptionError("transcode=yes needs the program jpegtran: apt install libjpeg-turbo-progs")
+        raise OptionError(_NO_JPEGTRAN)
     done = subprocess.run(
         [tool, "-version"], capture_output=True, timeout=TRANSCODE_TIMEOUT, check=False, stdin=subprocess.DEVNULL
     )
     return (done.stdout + done.stderr).decode("utf-8", "replace").strip().splitlines()[0]
 
 
-def to_baseline(data: bytes) -> bytes:
-    """Losslessly rewrite a progressive JPEG as a sequential one: same coefficients, all metadata kept.
+def to_baseline(data: bytes, restart: bool = False) -> bytes:
+    """Losslessly rewrite a JPEG as a sequential one: same coefficients, all metadata kept, a restart marker after every MCU row if
+    ``restart``.
 
     Raises :class:`SampleError` ``transcode`` when jpegtran fails or warns, :class:`OptionError` when it is not installed.
     """
     tool = shutil.which("jpegtran")
     if tool is None:
-        raise OptionError("transcode=yes needs the program jpegtran: apt install libjpeg-turbo-progs")
+        raise OptionError(_NO_JPEGTRAN)
     try:
         done = subprocess.run(
-            [tool, "-copy", "all", "-optimize"], input=data, capture_output=True, timeout=TRANSCODE_TIMEOUT, check=False
+            [tool, "-copy", "all", "-optimize", *(("-restart", "1") if restart else ())],
+            input=data,
+            capture_output=True,
+            timeout=TRANSCODE_TIMEOUT,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise SampleError("transcode", f"jpegtran took more than {TRANSCODE_TIMEOUT:.0f} s") from None

@@ -29,13 +29,10 @@ from PIL import (
 )
 
 from lfdata.codecs import jpeg
-from lfdata.codecs.base import Buffer
+from lfdata.codecs.base import MAX_PIXELS, Buffer
 from lfdata.codecs.containers import Size, check_pixels, check_png_pixels, damaged_png, walk
 from lfdata.codecs.sniff import IMAGE_FORMATS, LFS_ADVICE, is_lfs_pointer, sniff
 from lfdata.errors import LfdataError, SampleError
-
-MAX_PIXELS = 200_000_000
-"""Default limit of width x height: above every camera, below what would take more than 800 MB decoded."""
 
 _PLUGINS: dict[str, Callable[[BytesIO, str], ImageFile.ImageFile]] = {
     "jpeg": JpegImagePlugin.JpegImageFile,  # not jpeg_factory: an MPO is read as the JPEG it begins with

@@ -47,18 +47,25 @@ def _avif_version() -> str | None:
     return features.version_module("avif") if "avif" in features.modules else None
 
 
-def loaded_library(stem: str) -> Path | None:
-    """Path of the shared object of this process whose name begins with ``stem``; ``None`` where /proc does not say."""
+def loaded_libraries(stem: str) -> list[Path]:
+    """Paths of the shared objects of this process whose names begin with ``stem``; none where /proc does not say."""
+    found: dict[Path, None] = {}
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
-        return None
+        return []
     for line in lines:
         path = line[line.find("/") :] if "/" in line else ""
         name = path.rsplit("/", 1)[-1]
         if name.startswith((f"{stem}.", f"{stem}-")):
-            return Path(path)
-    return None
+            found[Path(path)] = None
+    return list(found)
+
+
+def _of_pil(libraries: list[Path]) -> Path | None:
+    """The one that PIL uses: its own copy, else the system's. Other packages' wheels bring copies of theirs into the process."""
+    own = [path for path in libraries if any(part.lower().startswith("pillow") for part in path.parts)]
+    return next(iter(own or [path for path in libraries if not _is_bundled(path)]), None)
 
 
 def check_codec_versions() -> list[str]:
@@ -72,7 +79,7 @@ def check_codec_versions() -> list[str]:
         return ["warning: this PIL was built without WebP, the default codec"]
     if _numbers(version) >= SAFE_WEBP:
         return []
-    library = loaded_library("libwebp")
+    library = _of_pil(loaded_libraries("libwebp"))
     if library is None or _is_bundled(library):
         return [f"error: the libwebp {version} inside the PIL wheel has {_WEBP_ADVICE}: install a PIL with libwebp >= 1.3.2"]
     package = _dpkg_version(library)

@@ -9,20 +9,23 @@ not look at.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from lfdata.codecs import jpeg
-from lfdata.codecs.base import Buffer
-from lfdata.codecs.image import IMAGE_CODECS, ImageDecoder
+from lfdata.codecs.base import IMAGE_CODECS, MAX_PIXELS, PackedPayloads
 from lfdata.codecs.image_policy import ImagePolicy
-from lfdata.codecs.pil import MAX_PIXELS
+from lfdata.codecs.lazy_pil import pil
 from lfdata.errors import OptionError, SampleError
+from lfdata.format.forking import importing
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from lfdata.codecs.image import ImageDecoder
 
 try:
     from lfdata.codecs import _pixels as _built
@@ -36,9 +39,7 @@ _FAILURES = {
     _SIZE: ("size-mismatch", "the payload's header and the index disagree about its size"),
     _MEMORY: ("memory", "not enough memory to decode it"),
 }
-# Rows around a rectangle that a resize filter can see, beside its own reach.
-_ROWS_AROUND = 4
-_NATIVE_CODECS = (IMAGE_CODECS["webp"], IMAGE_CODECS["jpeg"])
+_WEBP, _JPEG = IMAGE_CODECS["webp"], IMAGE_CODECS["jpeg"]
 # No JPEG or WebP has a longer side, and no longer one is made natively.
 _LONGEST_SIDE = 65535
 
@@ -48,6 +49,12 @@ def native_report() -> dict[str, Any]:
     if native_module is None:
         return {"native": False, "why": "lfdata.codecs._pixels is not built: it needs a C compiler, libjpeg-turbo and libwebp"}
     return {"native": True, **native_module.report()}
+
+
+def watch_width(width: NDArray[np.int64]) -> None:
+    """Let one number limit the threads that decode at a time in this process, from now on and whenever it changes; 0: no limit."""
+    if native_module is not None:
+        native_module.watch_width(width)
 
 
 class CropDecoder:
@@ -71,23 +78,23 @@ class CropDecoder:
         if native and native_module is None:
             raise OptionError(native_report()["why"])
         self._native = None if native is False else native_module
-        self._decoder = ImageDecoder(params, max_pixels=max_pixels)
         policy = ImagePolicy.from_params(params)
+        self._params, self._portable_decoder = params, None if self._native is not None else image_decoder(params, max_pixels)
         self._channels, self._max_pixels = channels, max_pixels
         self._refuse_icc = policy.codec == "keep" and policy.icc == "srgb"
-        self._restart = policy.restart
 
     def crop_resize(
         self,
-        payloads: Sequence[Any],
+        payloads: Sequence[Any] | PackedPayloads,
         sizes: Mapping[str, NDArray[Any]],
         boxes: NDArray[np.float64],
         flips: NDArray[np.bool_],
         out: NDArray[np.uint8],
         *,
-        threads: int = 1,
+        threads: int = 0,
+        turn: int = 0,
         places: NDArray[np.int64] | None = None,
-        aux: Sequence[NDArray[np.uint64] | None] | None = None,
+        spent: Callable[[float], None] | None = None,
     ) -> dict[int, SampleError]:
         """Decode into ``out``.
 
@@ -97,9 +104,10 @@ class CropDecoder:
             boxes: float64 (n, 4): x0, y0, x1, y1 in pixels of the upright picture, inside it.
             flips: bool (n,): mirror the result.
             out: uint8 (rows, height, width, channels), C-contiguous.
-            threads: for the native part.
+            threads: that the native part may use, kept and shared by all calls of the process; 0: the caller's own.
+            turn: of several calls at a time the one with the smallest gets the threads first.
+            spent: is told the seconds that all threads of the native part took together.
             places: row of ``out`` for each picture; 0 to n - 1 by default.
-            aux: byte offsets of the MCU rows of pictures stored with ``restart=rows``: only the rows that are needed are read.
 
         Returns:
             Errors of those that failed, by number; their rows of ``out`` hold anything.
@@ -115,17 +123,17 @@ class CropDecoder:
         self._check(count, width, height, boxes, flips, out, rows, failed)
         status = np.full(count, _FALLBACK, np.int32)
         if self._native is not None and count and max(out.shape[1:3]) <= _LONGEST_SIDE:
-            given, shown, at = list(payloads), boxes.copy(), np.stack([width, height], axis=1)
-            codecs = np.asarray(sizes["codec"])
-            other = ~np.isin(codecs, _NATIVE_CODECS) | (np.maximum(width, height) > _LONGEST_SIDE)
+            given: Any = (
+                (payloads.values, payloads.starts, payloads.stops) if isinstance(payloads, PackedPayloads) else list(payloads)
+            )
+            shown, at, codecs = boxes, np.stack([width, height], axis=1), np.asarray(sizes["codec"])
+            other = (codecs != _WEBP) & (codecs != _JPEG) | (np.maximum(width, height) > _LONGEST_SIDE)
             other[list(failed)] = True
-            codecs = np.where(other, 0, codecs).astype(np.uint8)
-            at[other], shown[other] = 1, (0, 0, 1, 1)
-            if aux is not None and self._restart:
-                for number, offsets in enumerate(aux):
-                    if offsets is not None and not other[number]:
-                        self._cut(number, given, at, shown, offsets, out.shape[1])
-            self._native.decode(
+            codecs = codecs.astype(np.uint8)
+            if other.any():
+                shown = boxes.copy()
+                codecs[other], at[other], shown[other] = 0, 1, (0, 0, 1, 1)
+            seconds = self._native.decode(
                 given,
                 codecs,
                 at,
@@ -136,11 +144,14 @@ class CropDecoder:
                 out.shape[1:],
                 int(self._refuse_icc),
                 threads,
+                turn,
                 status,
             )
+            if spent is not None:
+                spent(seconds)
             # Grey is stored by webp as three channels, of which the first is the grey.
-            grey = (status == _OK) & (codecs == IMAGE_CODECS["webp"]) & (np.asarray(sizes["channels"]) == 1)
-            for row in rows[grey].tolist():
+            grey = (codecs == _WEBP) & (np.asarray(sizes["channels"]) == 1)
+            for row in rows[grey & (status == _OK)].tolist():
                 out[row] = out[row][:, :, :1]
         for number in np.flatnonzero(status).tolist():
             if number in failed:
@@ -200,45 +211,28 @@ class CropDecoder:
                 )
         return failed
 
-    def _cut(
-        self,
-        number: int,
-        given: list[Any],
-        sizes: NDArray[np.int64],
-        boxes: NDArray[np.float64],
-        offsets: NDArray[np.uint64],
-        height: int,
-    ) -> None:
-        """Replace a restart-marked JPEG by the MCU rows that its rectangle needs. One that cannot be cut stays whole."""
-        data = bytes(given[number])
-        try:
-            info = jpeg.parse(data)
-            if (info.width, info.height) != (sizes[number, 0], sizes[number, 1]):
-                return
-            mcu = info.mcu[1]
-            reach = max(1.0, (boxes[number, 3] - boxes[number, 1]) / height) + _ROWS_AROUND
-            first = max(0, int(boxes[number, 1] - reach) // mcu - 1)
-            last = min(info.mcu_rows, int(boxes[number, 3] + reach) // mcu + 2)
-            if first == 0 and last == info.mcu_rows:
-                return
-            given[number] = jpeg.rows_jpeg(data, [int(o) for o in offsets], first, last)
-        except SampleError:
-            return
-        boxes[number, 1::2] -= first * mcu
-        sizes[number, 1] = min(info.height, last * mcu) - first * mcu
-
     def _portable(
-        self, payload: Buffer, sizes: Mapping[str, int], box: NDArray[np.float64], flip: bool, out: NDArray[np.uint8]
+        self, payload: Any, sizes: Mapping[str, int], box: NDArray[np.float64], flip: bool, out: NDArray[np.uint8]
     ) -> None:
-        pixels = self._decoder.decode(payload, sizes)
+        if self._portable_decoder is None:
+            self._portable_decoder = image_decoder(self._params, self._max_pixels)
+        pixels = self._portable_decoder.decode(payload, sizes)
         out[:] = resized(pixels, box, out.shape[:2], self._channels, flip)
+
+
+def image_decoder(params: Mapping[str, Any], max_pixels: int) -> ImageDecoder:
+    """The decoder through PIL, which takes a decoder process a tenth of its start to import and which it may never need."""
+    with importing:
+        from lfdata.codecs.image import ImageDecoder
+
+    return ImageDecoder(params, max_pixels=max_pixels)
 
 
 def resized(pixels: NDArray[np.uint8], box: Any, size: tuple[int, int], channels: int, flip: bool) -> NDArray[np.uint8]:
     """The definition: a rectangle of a decoded picture (height, width, 1 to 4 channels) at ``size`` (height, width), in PIL."""
     picture = _as_rgb(pixels, channels)
     made = picture.resize(
-        (size[1], size[0]), Image.Resampling.BILINEAR, box=(float(box[0]), float(box[1]), float(box[2]), float(box[3]))
+        (size[1], size[0]), pil().Image.Resampling.BILINEAR, box=(float(box[0]), float(box[1]), float(box[2]), float(box[3]))
     )
     found = np.asarray(made, np.uint8).reshape(*size, channels)
     return found[:, ::-1] if flip else found
@@ -247,6 +241,6 @@ def resized(pixels: NDArray[np.uint8], box: Any, size: tuple[int, int], channels
 def _as_rgb(pixels: NDArray[np.uint8], channels: int) -> Image.Image:
     """Grey is repeated, alpha dropped; colour to grey as PIL does it."""
     colour = pixels[:, :, :3] if pixels.shape[2] >= 3 else pixels[:, :, 0]
-    picture = Image.fromarray(np.ascontiguousarray(colour))
+    picture: Image.Image = pil().Image.fromarray(np.ascontiguousarray(colour))
     wanted = "RGB" if channels == 3 else "L"
     return picture if picture.mode == wanted else picture.convert(wanted)

@@ -7,9 +7,10 @@ its size, and may be used after ``fork`` and from threads.
 from __future__ import annotations
 
 import operator
+import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfdata.dataset.ragged import Ragged
-from lfdata.dataset.rows import by_shard, checked_rows, reserve
+from lfdata.dataset.reading import Readings
+from lfdata.dataset.remote import directory_of, mark_index, remote_index, remote_manifest, warm, warm_shards
+from lfdata.dataset.rows import Memory, by_shard, checked_rows, reserve, scatter
 from lfdata.dataset.shard import Shard
+from lfdata.dataset.windows import Windows, open_episodes
 from lfdata.errors import CorruptError, KeyMissingError, OptionError, SampleError
 from lfdata.format.cache import DEFAULT_BUDGET, IndexCache
 from lfdata.format.columns import column_dtype, scalar_dtype
@@ -27,9 +31,12 @@ from lfdata.format.forking import watch
 from lfdata.format.gather import default_threads
 from lfdata.format.index import open_index
 from lfdata.format.layout import SIZE_ROLES
-from lfdata.format.meta import MANIFEST, FieldMeta, Manifest, read_manifest
+from lfdata.format.meta import FieldMeta, Manifest, ShardEntry, read_manifest
 from lfdata.format.reader import ShardFile
 from lfdata.format.schema import field_ndim
+from lfdata.order.episodes import EPISODE, FRAME, Episodes
+from lfdata.storage import Cache, open_store
+from lfdata.storage.urls import local_path
 
 KEY = "__key__"
 MAX_OPEN_SHARDS = 4096
@@ -40,34 +47,41 @@ class ShardDataset:
     """Map-style access to a data set written by ``shard-builder``.
 
     Args:
-        path: directory with ``manifest.json`` (or the manifest itself).
+        path: directory with ``manifest.json`` (or the manifest itself), or its URL (``s3://``, ``gs://``, ``https://``, ...; docs/remote.md).
         fields: names of the fields that samples carry; all by default.
         index_cache_bytes: memory for index columns, shared by all shards.
         max_descriptors: open files at a time.
         read_threads: threads a call may use to read and check payloads (with the native module); up to 4 by default.
+        cache: where files that are not local are kept: options, or a directory; the default one for URLs. With one, a path is read through
+            it too.
 
     Raises:
-        FormatError: no manifest, or a damaged or newer one.
+        FormatError: no manifest, or a damaged or newer one. StorageError: it cannot be reached. MissingExtraError: a URL without the extra.
         KeyMissingError: a field the data set does not have. OptionError: an option out of range.
     """
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | os.PathLike[str],
         fields: Sequence[str] | None = None,
         *,
         index_cache_bytes: int = DEFAULT_BUDGET,
         max_descriptors: int = MAX_DESCRIPTORS,
         read_threads: int | None = None,
+        cache: Cache | str | os.PathLike[str] | None = None,
     ) -> None:
         if max_descriptors < 1 or (read_threads is not None and read_threads < 1):
             raise OptionError(f"max_descriptors ({max_descriptors}) and read_threads ({read_threads}) must be at least 1")
-        path = Path(path)
-        self.path = path.parent if path.name == MANIFEST else path
-        self._options = (index_cache_bytes, max_descriptors, read_threads)
+        location = directory_of(path)
+        self.store = open_store(location, cache)
+        if isinstance(location, str) and self.store is None:
+            location = local_path(location) or location
+        self.path: Path | str = location if self.store is None else self.store.name
+        self._location = location
+        self._options = (index_cache_bytes, max_descriptors, read_threads, cache)
         self.read_threads = default_threads() if read_threads is None else read_threads
         self._asked = None if fields is None else tuple(fields)
-        self.manifest: Manifest = read_manifest(self.path)
+        self.manifest: Manifest = read_manifest(Path(self.path)) if self.store is None else remote_manifest(self.store)
         self.schema: dict[str, FieldMeta] = {field.name: field for field in self.manifest.fields}
         self.fields = self._names(fields)
         ends = np.cumsum([shard.rows for shard in self.manifest.shards], dtype=np.int64)
@@ -76,8 +90,10 @@ class ShardDataset:
         self._cache = IndexCache(index_cache_bytes)
         self._lock = threading.RLock()
         self._shards: OrderedDict[int, Shard] = OrderedDict()
+        self._warmed: set[tuple[int, str]] = set()
         self._index: ShardFile | None = None
         self._index_tried = False
+        self._episodes: dict[tuple[str, str | None], Episodes] = {}
         watch(self)
 
     def after_fork(self) -> None:
@@ -85,13 +101,18 @@ class ShardDataset:
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (str(self.path), self._asked, *self._options)
+        return _reopen, (str(self._location), self._asked, *self._options)
 
     def __repr__(self) -> str:
         return f"ShardDataset({str(self.path)!r}, {len(self)} samples in {len(self.manifest.shards)} shards, fields {list(self.schema)})"
 
     def __len__(self) -> int:
         return self.manifest.rows
+
+    @property
+    def absolute(self) -> str:
+        """Where it lies, as another process finds it."""
+        return self._location if isinstance(self._location, str) else os.path.realpath(self._location)
 
     # -- samples ------------------------------------------------------------------------------------------------------
 
@@ -133,10 +154,21 @@ class ShardDataset:
         rows = checked_rows(self.path, len(self), indices)
         names = self.fields if fields is None else self._names(fields)
         parts = by_shard(self._starts, rows)
+        if self.store is not None:
+            for name in names:
+                self._warm([number for number, _ in parts], name)
         result: dict[str, Any] = {name: self._values(name, rows, parts, decode) for name in names}
         if decode:
             result[KEY] = self._keys(rows, parts)
         return result
+
+    def read_stored(self, indices: Any, field: str, memory: Memory) -> Ragged:
+        """Stored bytes of many samples, verified, in memory that is used again: gone when ``memory`` is asked the next time in this thread."""
+        self._names([field])
+        rows = checked_rows(self.path, len(self), indices)
+        found = self._payloads(field, rows, self._parts(rows, field), memory=memory)
+        assert found is not None
+        return found
 
     def read_into(self, indices: Any, field: str, out: NDArray[np.uint8]) -> bool:
         """Stored bytes of many samples one after the other into ``out`` (uint8, one-dimensional), verified. False, and nothing read, if they
@@ -214,28 +246,23 @@ class ShardDataset:
         """Index columns of a field by role (``"width"``, ``"tokens"``, ...; not ``value``) at some samples, one element a sample."""
         self._names([field])
         rows = checked_rows(self.path, len(self), indices)
-        parts = by_shard(self._starts, rows)
+        parts = self._parts(rows, field)
         if len(parts) == 1:
             return self._shard(parts[0][0]).sizes(field, rows - self._starts[parts[0][0]])
         found: dict[str, NDArray[Any]] = {}
         for number, where in parts:
-            for role, data in self._shard(number).sizes(field, rows[where] - self._starts[number]).items():
-                if role not in found:
-                    found[role] = np.zeros((len(rows), *data.shape[1:]), data.dtype)
-                found[role][where] = data
+            scatter(self._shard(number).sizes(field, rows[where] - self._starts[number]), where, len(rows), found)
         return found
 
-    def mcu_rows(self, field: str, indices: Any) -> list[NDArray[np.uint64] | None]:
-        """Byte offsets of the MCU rows of pictures stored with ``restart=rows``, ``None`` for others."""
-        self._names([field])
+    def locate(
+        self, field: str, indices: Any
+    ) -> Iterator[tuple[RangeFile, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
+        """Where the stored bytes of some samples lie, file by file: positions in ``indices``, offsets and lengths in bytes."""
         rows = checked_rows(self.path, len(self), indices)
-        found: list[NDArray[np.uint64] | None] = [None] * len(rows)
-        for number, where in by_shard(self._starts, rows):
-            for place, offsets in zip(
-                where.tolist(), self._shard(number).mcu_rows(field, rows[where] - self._starts[number]), strict=True
-            ):
-                found[place] = offsets
-        return found
+        for number, where in self._parts(rows, field):
+            shard = self._shard(number)
+            offsets, lengths, _ = shard.lengths(field, rows[where] - self._starts[number])
+            yield shard.file_of(field).file, where, offsets, lengths
 
     def decoder(self, field: str, index: int) -> Any:
         """The decoder of a field in the shard that holds a sample."""
@@ -260,6 +287,20 @@ class ShardDataset:
             key = self.keys([index])[0]
             raise SampleError("absent", f"the sample has no {kind} there", field=field, key=key, path=shard.name)
         return shard, local
+
+    # -- windows ------------------------------------------------------------------------------------------------------
+
+    def episodes(self, episode: str = EPISODE, frame: str | None = FRAME) -> Episodes:
+        """Which rows belong together, by two scalar fields (docs/windows.md). Read once and kept. Raises :class:`OptionError`."""
+        with self._lock:
+            found = self._episodes.get((episode, frame))
+            if found is None:
+                found = self._episodes[episode, frame] = open_episodes(self, episode, frame)
+            return found
+
+    def windows(self, deltas: Mapping[str, Iterable[int]], *, episode: str = EPISODE, frame: str | None = FRAME) -> Windows:
+        """Windows over fields: ``data.windows({"action": range(16)}).read(rows)``. See :class:`lfdata.dataset.windows.Windows`."""
+        return Windows(self, deltas, episode, frame)
 
     # -- columns ------------------------------------------------------------------------------------------------------
 
@@ -299,7 +340,7 @@ class ShardDataset:
         self._names([field])
         rows = checked_rows(self.path, len(self), indices)
         found = np.ones(len(rows), bool)
-        for number, where in by_shard(self._starts, rows):
+        for number, where in self._parts(rows, field):
             found[where] = self._shard(number).present(field, rows[where] - self._starts[number])
         return found
 
@@ -312,7 +353,11 @@ class ShardDataset:
         """The consolidated index, if there is one that belongs to this manifest."""
         with self._lock:
             if not self._index_tried:
-                self._index = open_index(self.path, self.manifest, self._pool, self._cache)
+                self._index = (
+                    open_index(Path(self.path), self.manifest, self._pool, self._cache)
+                    if self.store is None
+                    else remote_index(self.store, self.manifest, self._cache)
+                )
                 self._index_tried = True
             return self._index
 
@@ -323,6 +368,7 @@ class ShardDataset:
         count = len(self.manifest.shards)
         if count == 1:
             return self.shard_column(0, field, role)
+        self._warm(range(count), field)
         # A copy is made anyway: read it, rather than map every shard.
         parts = [self._shard(number).file_of(field).read_column(field, role) for number in range(count)]
         if all(part is None for part in parts):
@@ -367,15 +413,40 @@ class ShardDataset:
         with self._lock:
             shard = self._shards.get(number)
             if shard is None:
-                shard = Shard(self.manifest.shards[number], self._open_file, self.schema, self._cache)
+                entry = self.manifest.shards[number]
+                shard = Shard(entry, self._opener(entry), self.schema, self._cache, remote=self.store is not None)
+                mark_index(shard)
                 self._shards[number] = shard
                 if len(self._shards) > MAX_OPEN_SHARDS:
                     self._shards.popitem(last=False)
             return shard
 
-    def _open_file(self, name: str, size: int) -> RangeFile:
-        del size
-        return LocalFile(self.path / name, self._pool)
+    def _parts(self, rows: NDArray[np.int64], field: str) -> list[tuple[int, NDArray[np.int64]]]:
+        """The shards of some rows, with their positions; ready to be read."""
+        parts = by_shard(self._starts, rows)
+        if self.store is not None:
+            self._warm([number for number, _ in parts], field)
+        return parts
+
+    def _warm(self, numbers: Iterable[int], field: str) -> None:
+        """Of a remote data set: what is read of shards before a field's payloads, for all of them at the same time."""
+        store = self.store
+        new = [number for number in numbers if (number, field) not in self._warmed]
+        if store is None or len(new) < 2:
+            return
+        entries = [self.manifest.shards[number] for number in new if number not in self._shards]
+        parts = [part for entry in entries for part in entry.files]
+        files = [store.open(part.file, part.bytes, part.sha256) for part in parts]
+        warm(files, [(part.tail, part.bytes - part.tail) for part in parts])
+        warm_shards([self._shard(number) for number in new], field)
+        self._warmed.update((number, field) for number in new)
+
+    def _opener(self, entry: ShardEntry) -> Callable[[str, int], RangeFile]:
+        store = self.store
+        if store is None:
+            return lambda name, _size: LocalFile(Path(self.path, name), self._pool)
+        digests = {part.file: part.sha256 for part in entry.files}
+        return lambda name, size: store.open(name, size, digests[name])
 
     def _keys(self, rows: NDArray[np.int64], parts: list[tuple[int, NDArray[np.int64]]]) -> list[bytes]:
         keys = [b""] * len(rows)
@@ -432,8 +503,9 @@ class ShardDataset:
         rows: NDArray[np.int64],
         parts: list[tuple[int, NDArray[np.int64]]],
         given: NDArray[np.uint8] | None = None,
+        memory: Memory | None = None,
     ) -> Ragged | None:
-        """Payloads in memory of their own, or in ``given`` if they are of one length and fill it exactly (``None`` if not)."""
+        """Payloads in memory of their own, of ``memory``, or in ``given`` if they are of one length and fill it exactly (``None`` if not)."""
         if len(parts) == 1:
             # The usual case: nothing has to be scattered.
             shard = self._shard(parts[0][0])
@@ -441,7 +513,7 @@ class ShardDataset:
             found = shard.lengths(name, local)
             if given is not None and not fill(found[1], given):
                 return None
-            offsets, out = reserve(self.path, name, found[1], given)
+            offsets, out = reserve(self.path, name, found[1], given, memory)
             shard.read(name, local, found, out, offsets[:-1], self.read_threads)
             return Ragged(out, offsets, shard.present(name, local))
         lengths = np.zeros(len(rows), np.int64)
@@ -455,21 +527,10 @@ class ShardDataset:
             located.append((number, local, found, where))
         if given is not None and not fill(lengths, given):
             return None
-        offsets, out = reserve(self.path, name, lengths, given)
+        offsets, out = reserve(self.path, name, lengths, given, memory)
         for number, local, found, where in located:
             self._shard(number).read(name, local, found, out, offsets[where], self.read_threads)
         return Ragged(out, offsets, present)
-
-
-class Readings:
-    """Samples that are being read."""
-
-    def __init__(self, parts: Sequence[Any]) -> None:
-        self._parts = parts
-
-    def finish(self) -> bool:
-        """Wait; whether every sample was read and matches its check."""
-        return max([part.finish() for part in self._parts], default=-1) < 0
 
 
 def fill(lengths: NDArray[np.int64], given: NDArray[np.uint8]) -> bool:
@@ -478,8 +539,18 @@ def fill(lengths: NDArray[np.int64], given: NDArray[np.uint8]) -> bool:
 
 
 def _reopen(
-    path: str, fields: Sequence[str] | None, index_cache_bytes: int, max_descriptors: int, read_threads: int | None
+    path: str,
+    fields: Sequence[str] | None,
+    index_cache_bytes: int,
+    max_descriptors: int,
+    read_threads: int | None,
+    cache: Any = None,
 ) -> ShardDataset:
     return ShardDataset(
-        path, fields, index_cache_bytes=index_cache_bytes, max_descriptors=max_descriptors, read_threads=read_threads
+        path,
+        fields,
+        index_cache_bytes=index_cache_bytes,
+        max_descriptors=max_descriptors,
+        read_threads=read_threads,
+        cache=cache,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ from numpy.typing import NDArray
 
 from lfdata.errors import LimitError, OptionError
 
+# A buffer that is used again: a part more than was asked for, and kept unless it is so many times too large.
+SPARE, KEEP, LEAST = 8, 8, 1 << 20
 
-def checked_rows(path: Path, count: int, indices: Any) -> NDArray[np.int64]:
+
+def checked_rows(path: Path | str, count: int, indices: Any) -> NDArray[np.int64]:
     """``indices`` as ordinals 0 to ``count`` - 1: int64, shape (n,); negative ones count from the end.
 
     Raises:
@@ -34,7 +38,7 @@ def checked_rows(path: Path, count: int, indices: Any) -> NDArray[np.int64]:
     return rows
 
 
-def _integers(path: Path, count: int, indices: Any, given: NDArray[Any]) -> NDArray[Any]:
+def _integers(path: Path | str, count: int, indices: Any, given: NDArray[Any]) -> NDArray[Any]:
     """Python integers that numpy keeps as objects or floats, as an array of integers; anything else as it is."""
     values = list(indices)
     if not all(isinstance(value, int | np.integer) and not isinstance(value, bool) for value in values):
@@ -55,10 +59,29 @@ def by_shard(starts: NDArray[np.int64], rows: NDArray[np.int64]) -> list[tuple[i
     return [(int(number), np.flatnonzero(shard_of == number)) for number in np.unique(shard_of)]
 
 
+class Memory:
+    """A buffer that is used again by whoever reads in the same thread: what was read before is gone then."""
+
+    def __init__(self) -> None:
+        self._own = threading.local()
+
+    def __call__(self, size: int) -> NDArray[np.uint8]:
+        """``size`` bytes. Raises MemoryError."""
+        kept: NDArray[np.uint8] | None = getattr(self._own, "buffer", None)
+        if kept is None or len(kept) < size or len(kept) > KEEP * max(size, LEAST):
+            self._own.buffer = kept = None
+            self._own.buffer = kept = np.empty(size + size // SPARE, np.uint8)
+        return kept[:size]
+
+
 def reserve(
-    path: Path, name: str, lengths: NDArray[np.int64], given: NDArray[np.uint8] | None = None
+    path: Path | str,
+    name: str,
+    lengths: NDArray[np.int64],
+    given: NDArray[np.uint8] | None = None,
+    memory: Memory | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Offsets of values of these lengths, and the buffer for them: ``given``, or a new one. Raises :class:`LimitError`."""
+    """Offsets of values of these lengths, and the buffer for them: ``given``, one of ``memory``, or a new one. Raises :class:`LimitError`."""
     count = len(lengths)
     if count and int(lengths.max()) * count >= 1 << 62:
         raise LimitError(path, None, f"field {name!r}: more than 2^62 bytes in {count} samples")
@@ -67,8 +90,17 @@ def reserve(
     if given is not None:
         return offsets, given
     try:
-        return offsets, np.empty(int(offsets[-1]), np.uint8)
+        size = int(offsets[-1])
+        return offsets, np.empty(size, np.uint8) if memory is None else memory(size)
     except MemoryError as error:
         raise LimitError(
             path, None, f"field {name!r}: no memory for {offsets[-1]} bytes. Read fewer samples at a time"
         ) from error
+
+
+def scatter(columns: dict[str, NDArray[Any]], where: Any, rows: int, found: dict[str, NDArray[Any]]) -> None:
+    """Put columns of some rows into those of all ``rows``, which are made as they come; ``where``: the places of those rows."""
+    for role, data in columns.items():
+        if role not in found:
+            found[role] = np.zeros((rows, *data.shape[1:]), data.dtype)
+        found[role][where] = data

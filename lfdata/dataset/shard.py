@@ -12,10 +12,10 @@ from lfdata.codecs.base import Decoder
 from lfdata.codecs.registry import make_decoder
 from lfdata.errors import ChangedError, CorruptError, KeyMissingError, OptionError
 from lfdata.format.cache import IndexCache
-from lfdata.format.files import RangeFile
+from lfdata.format.files import RangeFile, ScatterFile
 from lfdata.format.forking import importing
 from lfdata.format.gather import gather, start
-from lfdata.format.layout import SIZE_ROLES, xxh3
+from lfdata.format.layout import HEADER_BYTES, MAX_TAIL_BYTES, SIZE_ROLES, xxh3
 from lfdata.format.meta import FieldMeta, ShardEntry
 from lfdata.format.reader import ShardFile
 from lfdata.format.schema import chunk_frames
@@ -49,7 +49,7 @@ class Shard:
             file = open_file(name, size)
             if file.size != size:
                 raise ChangedError(file.name, None, f"the file has {file.size} bytes; the manifest says {size}")
-            self.files.append(ShardFile(file, tail if remote else None, (identity, part, entry.rows), cache))
+            self.files.append(open_shard_file(file, tail if remote else None, (identity, part, entry.rows), cache))
         self.base = self.files[0]
         self.rows = entry.rows
         self._of_field: dict[str, ShardFile] = {}
@@ -150,7 +150,7 @@ class Shard:
         return start(file.file, file.identity.seed, *located, out, places)
 
     def mcu_rows(self, name: str, rows: NDArray[np.int64]) -> list[NDArray[np.uint64] | None]:
-        """Byte offsets of the MCU rows of restart-marked JPEGs, as stored; ``None`` for pictures without."""
+        """Byte offsets of the MCU rows of JPEGs stored with ``restart=rows``; ``None`` for pictures without."""
         file = self.file_of(name)
         first, count, aux = file.gather(name, "aux_first", rows), file.gather(name, "aux_count", rows), file.entry(name, "aux")
         if first is None or count is None or aux is None:
@@ -204,14 +204,30 @@ class Shard:
         begin, end = first * chunk * width, min(last * chunk, frames) * width
         data = np.empty(end - begin, np.uint8)
         view = data.data
-        file.file.read_into(view, int(offset[0]) + begin)
-        for number, check in enumerate(checks.tolist()):
-            at = number * chunk * width
-            if xxh3(view[at : at + chunk * width], file.identity.seed) != check:
-                raise CorruptError(
-                    file.name,
-                    int(offset[0]) + begin + at,
-                    f"field {name!r}, row {int(rows[0])}: chunk {first + number} does not match its check",
-                )
+        source = file.file
+        for again in (True, False):
+            source.read_into(view, int(offset[0]) + begin)
+            marks = [view[at : at + chunk * width] for at in range(0, end - begin, chunk * width)]
+            wrong = next((n for n, part in enumerate(marks) if xxh3(part, file.identity.seed) != int(checks[n])), None)
+            if wrong is None:
+                break
+            at = int(offset[0]) + begin + wrong * chunk * width
+            if not again or not isinstance(source, ScatterFile):
+                reason = f"field {name!r}, row {int(rows[0])}: chunk {first + wrong} does not match its check"
+                raise CorruptError(file.name, at, reason)
+            source.distrust(at, len(marks[wrong]))
         samples = data.view("<i2").reshape(-1, channels)
         return samples[start - first * chunk : stop - first * chunk].astype(np.int16)
+
+
+def open_shard_file(file: RangeFile, tail: int | None, expect: tuple[bytes, bytes, int] | None, cache: IndexCache) -> ShardFile:
+    """A file opened and checked; one whose kept copy is wrong is read anew, once."""
+    try:
+        return ShardFile(file, tail, expect, cache)
+    except CorruptError:
+        if not isinstance(file, ScatterFile):
+            raise
+        file.distrust(0, min(file.size, HEADER_BYTES))
+        start = file.size - min(file.size, MAX_TAIL_BYTES) if tail is None else tail
+        file.distrust(start, file.size - start)
+        return ShardFile(file, tail, expect, cache)

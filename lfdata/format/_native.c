@@ -400,12 +400,18 @@ static void start_helpers(int count)
     while (helpers.started < count && start_thread(help)) helpers.started++;
 }
 
-static void run(Job *job, int threads)
+/* Rows that a thread takes at a time. */
+static void share_out(Job *job, int threads)
 {
-    if (threads > MAX_THREADS) threads = MAX_THREADS;
     job->stride = job->rows / ((threads > 1 ? threads : 1) * STRIDES_A_THREAD);
     if (job->stride < 1) job->stride = 1;
     if (job->stride > MAX_STRIDE) job->stride = MAX_STRIDE;
+}
+
+static void run(Job *job, int threads)
+{
+    if (threads > MAX_THREADS) threads = MAX_THREADS;
+    share_out(job, threads);
     if (threads < 2 || pthread_mutex_trylock(&helpers.in_use) != 0) {
         work(job);
         return;
@@ -571,7 +577,7 @@ static void forget_reader(void)
     reader.started = 0;
 }
 
-/* Waits until nobody works on it. One that has not begun is taken back, and done here if it is `wanted`. */
+/* Waits until nobody works on it. What is left of one that is `wanted` is done here as well; one that has not begun is taken back. */
 static void settle(Reading *mine, int wanted)
 {
     int here = 0;
@@ -580,6 +586,12 @@ static void settle(Reading *mine, int wanted)
         here = mine->state != DONE;
     } else {
         pthread_mutex_lock(&reader.lock);
+        if (mine->state == WORKING) {
+            pthread_mutex_unlock(&reader.lock);
+            if (wanted) work(&mine->job);
+            else atomic_store(&mine->job.next, mine->job.rows);
+            pthread_mutex_lock(&reader.lock);
+        }
         while (mine->state == WORKING) pthread_cond_wait(&reader.done, &reader.lock);
         if (mine->state == WAITING) {
             Reading **at = &reader.first;
@@ -640,6 +652,7 @@ static PyObject *start_mapped(PyObject *self, PyObject *args)
         PyObject_Free(mine);
         return NULL;
     }
+    share_out(&mine->job, 2); /* the thread, and who waits for it */
     mine->owner = getpid();
     mine->state = WAITING;
     mine->next = NULL;

@@ -15,6 +15,7 @@ from lfdata.format.layout import ELEMENTS, LOCATOR, ROLE_CODES, ROLE_ELEMENTS, S
 from lfdata.format.meta import FieldMeta
 
 _TYPECODES = {1: "B", 2: "H", 3: "I", 4: "Q"}
+_DTYPES = {dtype.name: dtype for dtype in ELEMENTS.values() if dtype.fields is None}
 _ABSENT = -1
 _STATISTICS_SKIP = ("codec",)
 
@@ -22,9 +23,8 @@ _STATISTICS_SKIP = ("codec",)
 def scalar_dtype(field: FieldMeta) -> np.dtype[Any]:
     """Little-endian numpy dtype of a ``tokens``, ``array`` or ``scalar`` field."""
     name = field.params.get("dtype")
-    for dtype in ELEMENTS.values():
-        if dtype.fields is None and dtype.name == name:
-            return dtype
+    if isinstance(name, str) and name in _DTYPES:
+        return _DTYPES[name]
     raise OptionError(f"field {field.name!r} of kind {field.kind} has no valid dtype in its params: {name!r}")
 
 

@@ -88,7 +88,8 @@ class ContainerWriter:
         """Enter everything since ``offset`` into the directory."""
         length = self.out.position - offset
         values = {"field": NO_FIELD, "role": 0, "element": 0, "count": length, "first": 0} | fields
-        flags = FLAG_REQUIRED | (FLAG_BLOCKED if layout.SECTIONS[type_] else 0)
+        # What no reader needs to know has a type of its own.
+        flags = FLAG_REQUIRED | (FLAG_BLOCKED if layout.SECTIONS[type_] else 0) if type_ in layout.SECTIONS else 0
         self._entries.append(Entry(type=type_, flags=flags, offset=offset, length=length, check=check, **values))
 
     def group(self, first: int, rows: int, parts: Iterable[Any]) -> None:
@@ -99,6 +100,15 @@ class ContainerWriter:
             self.emit(part)
             hasher.update(part)
         self.section(b"GRUP", start, hasher.intdigest(), count=rows, first=first)
+
+    def optional(self, type_: bytes, parts: Iterable[Any]) -> None:
+        """Write a section that readers may skip."""
+        start = self.pad(COLUMN_ALIGN)
+        hasher = layout.new_xxh3(self.seed)
+        for part in parts:
+            self.emit(part)
+            hasher.update(part)
+        self.section(type_, start, hasher.intdigest())
 
     def blocked(self, type_: bytes, blocks: Iterable[Any], dtype: np.dtype[Any] | None, **fields: int) -> None:
         """Write a blocked section; every part but the last must be a multiple of ``BLOCK_BYTES`` long."""

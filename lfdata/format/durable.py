@@ -36,7 +36,10 @@ def storage_error(path: object, operation: str, error: OSError) -> StorageError:
     reason = error.strerror or str(error)
     if error.errno in _FULL:
         return DiskFullError(
-            path, operation, error.errno, f"{reason}. Free space (or raise the quota or file-size limit), then use --resume"
+            path,
+            operation,
+            error.errno,
+            f"{reason}. Free space (or raise the quota or file-size limit), then run the command again (convert: with --resume)",
         )
     return StorageError(path, operation, error.errno, reason)
 
@@ -168,6 +171,11 @@ class Files:
             self._do("syncdir", path, lambda: os.fsync(descriptor))
         finally:
             os.close(descriptor)
+
+    def link(self, source: Path, final: Path) -> None:
+        """Give a complete, durable file of the same file system a second name; the name is durable afterwards."""
+        self._do("link", source, lambda: os.link(source, final), target=final)
+        self.sync_directory(final.parent)
 
     def unlink(self, path: Path) -> None:
         """Remove a name; one that is not there is no error."""

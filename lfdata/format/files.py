@@ -16,9 +16,9 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from lfdata.errors import ChangedError, StorageError, TruncatedError
 from lfdata.format.forking import watch
@@ -45,6 +45,19 @@ class RangeFile(Protocol):
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill ``buffer`` from ``offset`` on. Raises :class:`TruncatedError` if the file ends before."""
+        ...
+
+
+@runtime_checkable
+class ScatterFile(RangeFile, Protocol):
+    """One whose reads take long, so that many at a time are better."""
+
+    def read_many(self, parts: Iterable[tuple[memoryview, int]]) -> None:
+        """Fill buffers, each from an offset on."""
+        ...
+
+    def distrust(self, offset: int, length: int) -> None:
+        """These bytes do not match their check: whatever copy of them is kept is to be read anew from where it came."""
         ...
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfdata.errors import CorruptError
-from lfdata.format.files import LocalFile, RangeFile
+from lfdata.format.files import LocalFile, RangeFile, ScatterFile
 from lfdata.format.layout import xxh3
 
 try:
@@ -92,6 +92,8 @@ def gather(
     Raises:
         TruncatedError, StorageError: the file ended early or could not be read.
     """
+    if not isinstance(file, LocalFile) and isinstance(file, ScatterFile):
+        return _scattered(file, seed, offsets, lengths, checks, out, places)
     if native is None or not isinstance(file, LocalFile):
         return _in_file_order(_gather_plain, file, seed, offsets, lengths, checks, out, places)
     module, source = native, file
@@ -170,3 +172,31 @@ def _gather_plain(
             if xxh3(part, seed) != check:
                 return number
     return -1
+
+
+def _scattered(
+    file: ScatterFile,
+    seed: int,
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    checks: NDArray[np.uint64],
+    out: NDArray[np.uint8],
+    places: NDArray[np.int64],
+) -> int:
+    """All at once; rows that do not match are read once more, from where they come."""
+    view = out.data
+    rows = zip(offsets.tolist(), lengths.tolist(), checks.tolist(), places.tolist(), strict=True)
+    wanted = [
+        (number, offset, view[place : place + length], check)
+        for number, (offset, length, check, place) in enumerate(rows)
+        if length
+    ]
+    for again in (True, False):
+        file.read_many([(part, offset) for _, offset, part, _ in wanted])
+        wanted = [row for row in wanted if xxh3(row[2], seed) != row[3]]
+        if not wanted:
+            return -1
+        if again:
+            for _, offset, part, _ in wanted:
+                file.distrust(offset, len(part))
+    return wanted[0][0]

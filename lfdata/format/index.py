@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfdata.errors import LfdataError
-from lfdata.format import layout
+from lfdata.format import copies, layout
 from lfdata.format.cache import IndexCache
 from lfdata.format.columns import column_dtype
 from lfdata.format.container import ContainerWriter, Written
@@ -54,13 +54,19 @@ def open_index(directory: Path, manifest: Manifest, pool: DescriptorPool, cache:
 
 
 def write_index(
-    path: Path, manifest: Manifest, column: Column, hashes: Callable[[int], tuple[NDArray[Any], NDArray[Any]]], files: Files
+    path: Path,
+    manifest: Manifest,
+    column: Column,
+    hashes: Callable[[int], tuple[NDArray[Any], NDArray[Any]]],
+    files: Files,
+    shards: Callable[[int], Iterable[ShardFile]] | None = None,
 ) -> Written:
     """Write ``index.lfi``; memory is bounded by a shard's column and :data:`MERGE_ROWS`.
 
     Args:
         column: gives a shard's column of a field and role.
         hashes: gives a shard's KHSH and KROW.
+        shards: gives a shard's files, of which copies are kept (:mod:`lfdata.format.copies`); without it, none are.
     """
     container = ContainerWriter(path, index_identity(manifest), files)
     try:
@@ -71,6 +77,9 @@ def write_index(
         merged = list(_partitions(manifest.rows))
         for type_, part in ((b"KHSH", 0), (b"KROW", 1)):
             container.blocked(type_, _whole_blocks(_merge(hashes, manifest, bounds)[part] for bounds in merged), ELEMENTS[4])
+        if shards is not None:
+            every = (file for number in range(len(manifest.shards)) for file in shards(number))
+            container.optional(copies.SECTION, (piece for file in every for piece in copies.pieces(file)))
         return container.finish(manifest.rows, ShardMeta(fields=manifest.fields, shards=shard_list(manifest)))
     except BaseException:
         container.abort()

@@ -81,6 +81,11 @@ class ShardEntry(msgspec.Struct, frozen=True):
     ordinal: int = 0
     sidecars: tuple[SidecarEntry, ...] = ()
 
+    @property
+    def files(self) -> tuple[ShardEntry | SidecarEntry, ...]:
+        """The shard and its sidecars."""
+        return (self, *self.sidecars)
+
 
 class Manifest(msgspec.Struct):
     """``manifest.json``."""
@@ -204,15 +209,20 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         data = read_small(path)
     except FileNotFoundError as error:
-        raise FormatError(
-            path,
-            None,
-            "no manifest: not an lfdata data set, or its conversion has not finished (`shard-builder convert --resume`); "
-            "`shard-builder repair` rebuilds a lost manifest from the shards",
-        ) from error
+        raise no_manifest(path) from error
     except OSError as error:
         raise FormatError(path, None, f"cannot read the manifest: {error.strerror}") from error
     return parse_manifest(path, data)
+
+
+def no_manifest(path: object) -> FormatError:
+    """The error for a place that has none."""
+    return FormatError(
+        path,
+        None,
+        "no manifest: not an lfdata data set, or its conversion has not finished (`shard-builder convert --resume`); "
+        "`shard-builder repair` rebuilds a lost manifest from the shards",
+    )
 
 
 def merge_statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lfdata.errors import ChangedError, CorruptError, FormatError, KeyMissingError, LimitError, TruncatedError, VersionError
 from lfdata.format import layout
 from lfdata.format.cache import IndexCache
-from lfdata.format.files import LocalFile, RangeFile, read_range
+from lfdata.format.files import LocalFile, RangeFile, ScatterFile, read_range
 from lfdata.format.gather import locate
 from lfdata.format.layout import BLOCK_BYTES, HEADER_BYTES, TRAILER_BYTES, Entry, Identity, Trailer, xxh3
 from lfdata.format.meta import FieldMeta, ShardMeta, check_fields, decode_json
@@ -241,13 +241,21 @@ class ShardFile:
         return raw.view(entry.dtype)
 
     def column(self, field: str, role: str) -> NDArray[Any] | None:
-        """:meth:`view` of an index column, or ``None`` if the file has none."""
+        """:meth:`view` of an index column (:meth:`read_column` for files that are not local), or ``None`` if the file has none."""
         entry = self.entry(field, role)
-        return None if entry is None else self.view(entry)
+        if entry is None:
+            return None
+        return self.view(entry) if isinstance(self.file, LocalFile) else self._owned(entry)
 
     def tokens(self, field: str) -> NDArray[Any]:
-        """All token ids of the shard as one zero-copy view."""
-        return self.view(self._find(b"TOKN", self.ordinal(field)))
+        """All token ids of the shard as one view: zero-copy if the file is local."""
+        entry = self._find(b"TOKN", self.ordinal(field))
+        return self.view(entry) if isinstance(self.file, LocalFile) else self._owned(entry)
+
+    def _owned(self, entry: Entry) -> NDArray[Any]:
+        data = np.frombuffer(self.read_span(entry, 0, entry.blocks), entry.dtype)
+        data.flags.writeable = False
+        return data
 
     def _check_block(self, entry: Entry, number: int, data: Any) -> None:
         if xxh3(data, self.identity.seed) != self._sums[entry.first + number]:
@@ -256,7 +264,18 @@ class ShardFile:
 
     def read_blocks(self, entry: Entry, start: int, stop: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with blocks ``start`` to ``stop`` of a blocked section, each verified."""
-        self.file.read_into(buffer, entry.offset + start * BLOCK_BYTES)
+        at = entry.offset + start * BLOCK_BYTES
+        self.file.read_into(buffer, at)
+        if not isinstance(self.file, LocalFile) and isinstance(self.file, ScatterFile):
+            try:
+                self._check_blocks(entry, start, stop, buffer)
+                return
+            except CorruptError:
+                self.file.distrust(at, len(buffer))
+                self.file.read_into(buffer, at)
+        self._check_blocks(entry, start, stop, buffer)
+
+    def _check_blocks(self, entry: Entry, start: int, stop: int, buffer: memoryview) -> None:
         for number in range(start, stop):
             at = (number - start) * BLOCK_BYTES
             self._check_block(entry, number, buffer[at : at + BLOCK_BYTES])

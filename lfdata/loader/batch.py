@@ -11,17 +11,22 @@ from numpy.typing import NDArray
 from lfdata.loader.filler import Part
 
 
-def tensors(arrays: Mapping[str, NDArray[Any]], parts: Sequence[Part], first: int, stop: int) -> dict[str, torch.Tensor]:
+class Names:
+    """Names of a slot's arrays by how they are cut: row by row, by offsets (whose name comes second), and the offsets."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.rows = [part.name for part in parts if not part.by and not part.offsets]
+        self.ragged = [(part.name, part.by) for part in parts if part.by]
+        self.offsets = [part.name for part in parts if part.offsets]
+
+
+def tensors(arrays: Mapping[str, NDArray[Any]], names: Names, first: int, stop: int) -> dict[str, torch.Tensor]:
     """Rows of a slot as a batch. Each tensor has a storage of its own: whoever saves or sends it does that with its storage."""
-    batch, from_numpy = {}, torch.from_numpy
-    for part in parts:
-        name, by = part.name, part.by
-        array = arrays[name]
-        if part.offsets:
-            found = array[first : stop + 1]
-            batch[name] = from_numpy(found - found[0] if first else found)
-        elif by:
-            batch[name] = from_numpy(array[arrays[by][first] : arrays[by][stop]])
-        else:
-            batch[name] = from_numpy(array[first:stop])
+    from_numpy = torch.from_numpy
+    batch = {name: from_numpy(arrays[name][first:stop]) for name in names.rows}
+    for name, by in names.ragged:
+        batch[name] = from_numpy(arrays[name][arrays[by][first] : arrays[by][stop]])
+    for name in names.offsets:
+        found = arrays[name][first : stop + 1]
+        batch[name] = from_numpy(found - found[0] if first else found)
     return batch

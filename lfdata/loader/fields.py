@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import lfdata.transforms as T
-from lfdata.dataset import ShardDataset
-from lfdata.dataset.dataset import Readings
+from lfdata.dataset import Readings, ShardDataset
+from lfdata.dataset.windows import fixed_shape, read_arrays_into
 from lfdata.errors import FormatError, OptionError, SampleError, StorageError
 from lfdata.format.columns import scalar_dtype
 from lfdata.loader.filler import (
@@ -26,8 +26,10 @@ from lfdata.loader.filler import (
     single,
 )
 from lfdata.loader.images import ImageFiller
-from lfdata.loader.rows import Rows, as_sample_error, retried
+from lfdata.loader.rows import NOT_THE_FILE, Rows, as_sample_error, retried
 from lfdata.loader.slots import Layout
+from lfdata.loader.spans import AUGMENT, DECODE, READ
+from lfdata.loader.windows import WindowFiller
 
 
 class ScalarFiller(Filler):
@@ -41,11 +43,12 @@ class ScalarFiller(Filler):
 
     def fill(self, rows: Rows, arrays: dict[str, NDArray[Any]], threads: int) -> Errors:
         del threads
-        for number, where in rows.by_source():
-            source, indices = self.sources[number], rows.samples.index[where]
-            arrays[self.name][where] = retried(partial(source.read_many, indices, [self.name], decode=False))[self.name]
-            if self._optional:
-                arrays[self.name + PRESENT][where] = retried(partial(source.present_at, self.name, indices))
+        with rows.spans.stage(READ):
+            for number, where in rows.by_source():
+                source, indices = self.sources[number], rows.samples.index[where]
+                arrays[self.name][where] = retried(partial(source.read_many, indices, [self.name], decode=False))[self.name]
+                if self._optional:
+                    arrays[self.name + PRESENT][where] = retried(partial(source.present_at, self.name, indices))
         return {}
 
 
@@ -66,11 +69,14 @@ class TokensFiller(Filler):
             self._add(layout, COUNT, np.int64, (self.rows,))
         self._add_present(layout)
 
+    def _ragged_bytes(self, rows: Rows) -> NDArray[np.int64]:
+        return self._column(rows, "tokens") * int(self._dtype.itemsize)
+
     def fill(self, rows: Rows, arrays: dict[str, NDArray[Any]], threads: int) -> Errors:
         del threads
         if self._op is not None and self._fixed(rows, arrays):
             return {}
-        found = rows.read(self.name)
+        found = rows.read(self.name, self._memory)
         self._set_present(arrays, found.present)
         bad = dict(found.bad)
         ids = [
@@ -107,12 +113,16 @@ class TokensFiller(Filler):
 
     def _fixed(self, rows: Rows, arrays: dict[str, NDArray[Any]]) -> bool:
         """The usual case, read in place: every sequence of the one source is as long as asked for."""
-        out = arrays[self.name]
+        assert self._op is not None
         if len(self.sources) > 1 or self._optional:
             return False
-        source, indices = self.sources[0], rows.samples.index
+        with rows.spans.stage(READ):
+            return self._read_fixed(rows, arrays, self._op.length)
+
+    def _read_fixed(self, rows: Rows, arrays: dict[str, NDArray[Any]], length: int) -> bool:
+        out, source, indices = arrays[self.name], self.sources[0], rows.samples.index
         if (reading := rows.started.get(self.name)) is not None and reading.finish():
-            arrays[self.name + COUNT][:] = self._op.length
+            arrays[self.name + COUNT][:] = length
             return True
         try:
             if not source.read_into(indices, self.name, out.reshape(-1).view(np.uint8)):
@@ -120,7 +130,7 @@ class TokensFiller(Filler):
         except (FormatError, StorageError):
             # Once more, row by row and with another try.
             return False
-        arrays[self.name + COUNT][:] = self._op.length
+        arrays[self.name + COUNT][:] = length
         return True
 
 
@@ -154,11 +164,15 @@ class AudioFiller(Filler):
             self._add(layout, COUNT, np.int64, (self.rows,))
         self._add_present(layout)
 
+    def _ragged_bytes(self, rows: Rows) -> NDArray[np.int64]:
+        return self._column(rows, "bytes")
+
     def fill(self, rows: Rows, arrays: dict[str, NDArray[Any]], threads: int) -> Errors:
         del threads
         if self._window is not None:
-            return self._windows(rows, arrays, self._window)
-        found = rows.read(self.name)
+            with rows.spans.stage(DECODE):
+                return self._windows(rows, arrays, self._window)
+        found = rows.read(self.name, self._memory)
         self._set_present(arrays, found.present)
         shapes, values = arrays[self.name + SHAPES], [np.empty(0, np.int16)] * len(rows)
         shapes[:] = 0
@@ -196,6 +210,8 @@ class AudioFiller(Filler):
                     read = partial(source.read_audio, int(rows.samples.index[row]), self.name, start, start + count)
                     out[row, :count] = retried(read)
                 out[row, count:] = window.pad
+            except NOT_THE_FILE:
+                raise
             except (FormatError, SampleError, ValueError) as error:
                 bad[row] = as_sample_error(error, self.name, rows, row)
         for place, gain in self._gains:
@@ -214,8 +230,7 @@ class ArrayFiller(Filler):
         self._dtype = scalar_dtype(sources[0].schema[name])
         self._params("dtype")
         self._ndim = int(self._params("ndim"))
-        shape = self._params("shape") or []
-        self._shape = tuple(shape) if shape and all(isinstance(side, int) for side in shape) else None
+        self._shape = fixed_shape({"shape": self._params("shape")})
 
     def declare(self, layout: Layout) -> None:
         dtype = self._dtype.newbyteorder("=")
@@ -227,9 +242,14 @@ class ArrayFiller(Filler):
             self._add(layout, SHAPES, np.int64, (self.rows, self._ndim))
         self._add_present(layout)
 
+    def _ragged_bytes(self, rows: Rows) -> NDArray[np.int64]:
+        return self._column(rows, "bytes")
+
     def fill(self, rows: Rows, arrays: dict[str, NDArray[Any]], threads: int) -> Errors:
         del threads
-        found = rows.read(self.name)
+        if self._read_fixed(rows, arrays):
+            return {}
+        found = rows.read(self.name, self._memory)
         self._set_present(arrays, found.present)
         if self._shape is not None:
             arrays[self.name][~found.present] = 0
@@ -249,6 +269,17 @@ class ArrayFiller(Filler):
         flatten(values, bad, arrays[self.name], arrays[self.name + OFFSETS])
         return bad
 
+    def _read_fixed(self, rows: Rows, arrays: dict[str, NDArray[Any]]) -> bool:
+        """The usual case, read in place: every array of the one source is there and as declared."""
+        if self._shape is None or len(self.sources) > 1 or self._optional:
+            return False
+        with rows.spans.stage(READ):
+            try:
+                return read_arrays_into(self.sources[0], self.name, rows.samples.index, arrays[self.name])
+            except (FormatError, StorageError):
+                # Once more, row by row and with another try.
+                return False
+
 
 class BytesFiller(Filler):
     """Text as UTF-8, bytes, and structured values as MessagePack: uint8 values one after the other, and offsets."""
@@ -263,9 +294,12 @@ class BytesFiller(Filler):
         self._add(layout, OFFSETS, np.int64, (self.rows + 1,))
         self._add_present(layout)
 
+    def _ragged_bytes(self, rows: Rows) -> NDArray[np.int64]:
+        return self._column(rows, "raw_bytes" if self._packed else "bytes")
+
     def fill(self, rows: Rows, arrays: dict[str, NDArray[Any]], threads: int) -> Errors:
         del threads
-        found = rows.read(self.name)
+        found = rows.read(self.name, self._memory)
         self._set_present(arrays, found.present)
         bad, values = dict(found.bad), list(found.data)
         if self._packed:
@@ -303,11 +337,12 @@ class MapFiller(Filler):
             out[row] = self._op.apply(value, draws[row])
 
         if self.sources[0].schema[self.name].kind == "scalar":
-            return self._scalars(rows, arrays, one)
+            with rows.spans.stage(AUGMENT):
+                return self._scalars(rows, arrays, one)
         found = rows.read(self.name)
         self._set_present(arrays, found.present)
         out[~found.present] = 0
-        return self._decoder_calls(rows, found, one)
+        return self._decoder_calls(rows, found, one, AUGMENT)
 
     def _scalars(self, rows: Rows, arrays: dict[str, NDArray[Any]], one: Callable[[int, Any], None]) -> Errors:
         """Scalars lie in the index: they have no payload and no decoder."""
@@ -331,7 +366,7 @@ class MapFiller(Filler):
 
 def plain(filler: Filler) -> bool:
     """Whether a field's values are copied rather than decoded."""
-    return isinstance(filler, ScalarFiller | TokensFiller)
+    return isinstance(filler.inner if isinstance(filler, WindowFiller) else filler, ScalarFiller | TokensFiller)
 
 
 def make_filler(
@@ -342,12 +377,19 @@ def make_filler(
     Raises:
         OptionError: kinds that differ, transforms that do not fit.
     """
-    filler = _filler(sources, name, ops, rows, native)
+    filler: Filler
+    if ops and isinstance(ops[0], T.Window):
+        make = partial(_filler, sources, name, list(ops[1:]), native=native)
+        filler = WindowFiller(sources, name, rows, ops[0], lambda count: make(rows=count))
+    else:
+        filler = _filler(sources, name, ops, rows, native)
     filler.repeats = repeats
     return filler
 
 
 def _filler(sources: Sequence[ShardDataset], name: str, ops: Sequence[Any], rows: int, native: bool | None) -> Filler:
+    if any(isinstance(op, T.Window) for op in ops):
+        raise OptionError(f"field {name!r}: one Window, and first among the field's transforms")
     kinds = {source.schema[name].kind for source in sources}
     if len(kinds) > 1:
         raise OptionError(f"field {name!r} is of kinds {sorted(kinds)} in different sources")

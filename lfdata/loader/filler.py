@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lfdata.dataset import ShardDataset
-from lfdata.dataset.dataset import Readings
+from lfdata.dataset import Readings, ShardDataset
+from lfdata.dataset.presence import has_absent
+from lfdata.dataset.rows import Memory
 from lfdata.errors import OptionError, SampleError
 from lfdata.loader.rows import Payloads, Rows, as_sample_error
 from lfdata.loader.slots import Layout, Place
+from lfdata.loader.spans import DECODE
 
 Errors = dict[int, Exception]
 SHAPES, OFFSETS, COUNT, PRESENT = ".shapes", ".offsets", ".count", ".present"
@@ -51,6 +53,10 @@ class Filler:
         self.repeats = 1
         self.parts: list[Part] = []
         self.calls_user = False
+        # For stored bytes that nobody sees after fill().
+        self._memory = Memory()
+        # Whether augment() does anything.
+        self.augments = False
         # A field that every sample must have needs no column that says so.
         self._optional = any(has_absent(source, name) for source in sources)
 
@@ -66,6 +72,27 @@ class Filler:
     def fill(self, rows: Rows, arrays: dict[str, NDArray[Any]], threads: int) -> Errors:
         """Fill the arrays (by name, as many rows as ``rows`` has; ragged ones with all the room there is); gives rows that failed."""
         raise NotImplementedError
+
+    def augment(self, rows: Rows, arrays: dict[str, NDArray[Any]], bad: Container[int]) -> Errors:
+        """Random augmentation of what :meth:`fill` made of the same ``rows``, but of ``bad`` ones; gives rows that failed."""
+        del rows, arrays, bad
+        return {}
+
+    def ragged_bytes(self, rows: Rows) -> dict[str, NDArray[np.int64]]:
+        """Bytes that each row's values take in the arrays where they differ in length, from index columns: int64 (rows,) by name."""
+        return {part.name: self._ragged_bytes(rows) for part in self.parts if part.by}
+
+    def _ragged_bytes(self, rows: Rows) -> NDArray[np.int64]:
+        raise NotImplementedError
+
+    def _column(self, rows: Rows, role: str) -> NDArray[np.int64]:
+        """A size column at some rows: 0 where the field is absent."""
+        found = np.zeros(len(rows), np.int64)
+        for number, where in rows.by_source():
+            source, indices = self.sources[number], rows.samples.index[where]
+            sizes = source.sizes(self.name, indices)[role].astype(np.int64)
+            found[where] = sizes * source.present_at(self.name, indices) if self._optional else sizes
+        return found
 
     def _add(self, layout: Layout, suffix: str, dtype: Any, shape: tuple[int, ...], by: str = "") -> None:
         self.parts.append(Part(self.name + suffix, layout.add(dtype, shape), by, suffix == OFFSETS))
@@ -92,8 +119,12 @@ class Filler:
         sizes = np.concatenate([source.column(f"{self.name}.{column}") for source in self.sources]).astype(np.int64)
         return largest_sum(sizes, self.rows, self.repeats)
 
-    def _decoder_calls(self, rows: Rows, found: Payloads, one: Callable[[int, Any], None]) -> Errors:
+    def _decoder_calls(self, rows: Rows, found: Payloads, one: Callable[[int, Any], None], stage: int = DECODE) -> Errors:
         """``one(row, decoded value)`` for every row that has the field."""
+        with rows.spans.stage(stage):
+            return self._call_decoders(rows, found, one)
+
+    def _call_decoders(self, rows: Rows, found: Payloads, one: Callable[[int, Any], None]) -> Errors:
         bad = dict(found.bad)
         for row in np.flatnonzero(found.present).tolist():
             if row in bad:
@@ -107,15 +138,6 @@ class Filler:
             except SampleError as error:
                 bad[row] = as_sample_error(error, self.name, rows, row)
         return bad
-
-
-def has_absent(source: ShardDataset, name: str) -> bool:
-    """Whether some sample lacks the field."""
-    stored = source.manifest.statistics.get(name, {})
-    present = stored.get("present") if isinstance(stored, dict) else None
-    if isinstance(present, int):
-        return present < len(source)
-    return not bool(source.present(name).all())
 
 
 def largest_sum(sizes: NDArray[np.int64], rows: int, repeats: int) -> int:

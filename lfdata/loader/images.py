@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import lfdata.transforms as T
+from lfdata.codecs.base import PackedPayloads
 from lfdata.codecs.pixels import CropDecoder
-from lfdata.dataset import ShardDataset
+from lfdata.dataset import Ragged, ShardDataset
 from lfdata.errors import OptionError, SampleError
-from lfdata.loader.filler import OFFSETS, SHAPES, Errors, Filler, largest_sum
+from lfdata.loader.filler import OFFSETS, PRESENT, SHAPES, Errors, Filler, largest_sum
 from lfdata.loader.rows import Payloads, Rows, as_sample_error
 from lfdata.loader.slots import Layout
+from lfdata.loader.spans import AUGMENT, DECODE
 
 
 class ImageFiller(Filler):
@@ -38,9 +40,9 @@ class ImageFiller(Filler):
                 f"field {name!r}: sizes and crops first, then pixel operations, then a Map; not {[type(op).__name__ for op in ops]}"
             )
         self.size = T.output_size(self._geometry)
+        self.augments = self.size is not None and bool(self._pixels or self._map)
         found = {int(c) for source in sources for c in np.unique(source.column(f"{name}.channels")[source.present(name)])}
         self.channels = 1 if found == {1} else 3
-        self._restart = [bool(source.schema[name].params.get("restart")) for source in sources]
         self._decoders = [CropDecoder(source.schema[name].params, channels=self.channels, native=native) for source in sources]
 
     def declare(self, layout: Layout) -> None:
@@ -65,17 +67,24 @@ class ImageFiller(Filler):
             self._add(layout, SHAPES, np.int64, (self.rows, 3))
         self._add_present(layout)
 
+    def _ragged_bytes(self, rows: Rows) -> NDArray[np.int64]:
+        return self._column(rows, "width") * self._column(rows, "height") * self.channels
+
     def fill(self, rows: Rows, arrays: dict[str, NDArray[Any]], threads: int) -> Errors:
-        found = rows.read(self.name)
+        found = rows.read(self.name, self._memory)
         self._set_present(arrays, found.present)
         out = arrays[self.name]
         if self._map is not None and self.size is not None:
             out[:] = 0
             out = np.zeros((len(rows), *self.size, self.channels), np.uint8)
+            rows.kept[self.name] = out
         bad = dict(found.bad)
-        good = np.array([row for row in np.flatnonzero(found.present).tolist() if row not in bad], np.int64)
+        good = np.flatnonzero(found.present)
+        if bad:
+            good = np.array([row for row in good.tolist() if row not in bad], np.int64)
         if self.size is None:
-            self._whole(rows, found, arrays, good, bad, threads)
+            with rows.spans.stage(DECODE):
+                self._whole(rows, found, arrays, good, bad, threads)
             return bad
         if len(good) < len(rows):
             out[~found.present] = 0
@@ -93,42 +102,47 @@ class ImageFiller(Filler):
         for number, where in kept.by_source():
             usable = np.array([p for p in where.tolist() if p not in placed.bad], np.int64) if placed.bad else where
             places = good[usable]
-            aux = None
-            if self._restart[number]:
-                aux = self.sources[number].mcu_rows(self.name, rows.samples.index[places])
-            failed = self._decoders[number].crop_resize(
-                [found.data[row] for row in places.tolist()],
-                {role: data[usable] for role, data in sizes.items()},
-                placed.boxes[usable],
-                placed.flips[usable],
-                out,
-                threads=threads,
-                places=places,
-                aux=aux,
-            )
+            with rows.spans.stage(DECODE):
+                failed = self._decoders[number].crop_resize(
+                    payloads(found.data, places),
+                    {role: data[usable] for role, data in sizes.items()},
+                    placed.boxes[usable],
+                    placed.flips[usable],
+                    out,
+                    threads=threads,
+                    turn=rows.turn,
+                    places=places,
+                    spent=rows.spans.work,
+                )
             for position, error in failed.items():
                 row = int(places[position])
                 bad[row] = as_sample_error(error, self.name, rows, row)
-        for place, op in self._pixels:
-            u = rows.uniform(f"{self.name}/{place}/{type(op).__name__}", op.draws)
-            for row in good.tolist():
-                if row not in bad:
-                    op.apply(out[row], u[row])
-        if self._map is not None:
-            self._mapped(rows, out, arrays[self.name], good, bad)
+        rows.kept[self.name + PRESENT] = found.present
         return bad
 
-    def _mapped(self, rows: Rows, pixels: NDArray[np.uint8], out: NDArray[Any], good: NDArray[np.int64], bad: Errors) -> None:
+    def augment(self, rows: Rows, arrays: dict[str, NDArray[Any]], bad: Container[int]) -> Errors:
+        if not self.augments:
+            return {}
+        with rows.spans.stage(AUGMENT):
+            out = arrays[self.name]
+            pixels = rows.kept.get(self.name, out)
+            good = [row for row in np.flatnonzero(rows.kept[self.name + PRESENT]).tolist() if row not in bad]
+            for place, op in self._pixels:
+                u = rows.uniform(f"{self.name}/{place}/{type(op).__name__}", op.draws)
+                for row in good:
+                    op.apply(pixels[row], u[row])
+            return {} if self._map is None else self._mapped(rows, pixels, out, good)
+
+    def _mapped(self, rows: Rows, pixels: NDArray[np.uint8], out: NDArray[Any], good: Sequence[int]) -> Errors:
         """The user's function of every picture."""
         assert self._map is not None
-        draws = rows.uniform(f"{self.name}/{self._map_place}/Map", self._map.draws)
-        for row in good.tolist():
-            if row in bad:
-                continue
+        draws, bad = rows.uniform(f"{self.name}/{self._map_place}/Map", self._map.draws), {}
+        for row in good:
             try:
                 out[row] = self._map.apply(pixels[row], draws[row])
             except SampleError as error:
                 bad[row] = as_sample_error(error, self.name, rows, row)
+        return bad
 
     def _whole(
         self, rows: Rows, found: Payloads, arrays: dict[str, NDArray[Any]], good: NDArray[np.int64], bad: Errors, threads: int
@@ -157,3 +171,10 @@ class ImageFiller(Filler):
                 op.apply(view[0], u[0])
             shapes[row], at = (height, width, self.channels), end
         offsets[len(rows)] = at
+
+
+def payloads(data: Any, places: NDArray[np.int64]) -> Any:
+    """Some of the values that were read, as the decoder takes them."""
+    if isinstance(data, Ragged):
+        return PackedPayloads(data.values, data.offsets[:-1][places], data.offsets[1:][places])
+    return [data[row] for row in places.tolist()]

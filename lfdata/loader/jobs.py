@@ -91,7 +91,10 @@ class Job(msgspec.Struct, frozen=True):
 class Done(msgspec.Struct, frozen=True):
     """A slot is full: steps done, elements of each ragged array in it, and events.
 
-    Fewer steps than the job has: a bad sample in the next one stops the run, and the steps before it come first.
+    Fewer steps than the job has: a bad sample in the next one stops the run, and the steps before it come first. ``spans``: stages, with begin
+    (``time.perf_counter``, which all processes share), seconds and lane; ``seconds``: that lanes of ``process`` worked on it
+    (``decoding``: those of all native threads together), which has had ``faults`` page faults (without reading from disk) by then;
+    ``storage``: what the process has asked of servers and of the cache by then.
     """
 
     number: int
@@ -99,3 +102,9 @@ class Done(msgspec.Struct, frozen=True):
     used: dict[str, int] = {}
     events: tuple[Event, ...] = ()
     failure: Failure | None = None
+    spans: tuple[tuple[int, float, float, int], ...] = ()
+    seconds: float = 0.0
+    decoding: float = 0.0
+    process: int = 0
+    faults: int = 0
+    storage: dict[str, int] = {}

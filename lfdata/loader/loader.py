@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
+import operator
 import os
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 import lfdata.transforms as T
-from lfdata.codecs.pil_versions import pil_report
-from lfdata.codecs.pixels import native_report
 from lfdata.dataset import ShardDataset
-from lfdata.errors import BadSamplesError, LfdataError, OptionError, StateError
-from lfdata.loader.batch import tensors
+from lfdata.errors import BadSamplesError, LfdataError, OptionError
+from lfdata.loader.batch import Names, tensors
 from lfdata.loader.engine import MOST_DECODERS
+from lfdata.loader.feedback import Wanted, checked
+from lfdata.loader.forecast import Forecast, forecast
 from lfdata.loader.jobs import Event
 from lfdata.loader.pipeline import Pipeline, start, stop
+from lfdata.loader.plan import fingerprint
 from lfdata.loader.produce import Producer
-from lfdata.loader.spec import BadSpec, FieldSpec, OrderSpec, SourceSpec, Spec, differences
+from lfdata.loader.spec import BadSpec, FieldSpec, OrderSpec, SourceSpec, Spec
+from lfdata.loader.state import build, position_of, state_of
+from lfdata.loader.statistics import Statistics
+from lfdata.loader.trace import Trace
+from lfdata.storage import Cache
+from lfdata.storage.options import as_cache
 
-STATE_VERSION = 1
 MOST_EVENTS = 1000
-MOST_NAMED = 8
+REMOTE_STALL_SECONDS = 60.0
 # The rate of bad samples means nothing before this many rows.
 FEWEST_ROWS = 1000
 log = logging.getLogger("lfdata")
@@ -48,7 +50,7 @@ class Loader:
     shared memory that stays theirs as long as they live.
 
     Args:
-        source: path of a data set, or a sequence of paths that are mixed (see ``mixture``).
+        source: path or URL of a data set, or a sequence of them that are mixed (see ``mixture``).
         batch_size: samples of a global batch: over all ranks and micro-batches.
         fields: by name, the field's transforms (:mod:`lfdata.transforms`) or ``None``; a sequence of names; all fields by default.
         shuffle: ``"full"``, ``"block"`` or ``"sequential"``. block, window: see docs/order.md.
@@ -67,6 +69,13 @@ class Loader:
         native: ``False``: decode pictures by PIL alone; ``True``: refuse to work without the native decoder.
         isolate: decode nothing in this process, not even the first batches: for pictures that nobody has looked at.
         stall_seconds: how long a batch may take before the decoder is taken for hung.
+        feedback: decode with no more threads, and no further ahead, than the consumer needs: for consumers that need the processor
+            themselves. ``"wait"`` goes by the consumer's waits; ``"gpm"`` and ``"utilisation"`` look at the GPU too, by NVML (extra
+            ``nvml``); ``True`` takes the best there is. Or a :class:`lfdata.schedule.sensors.Sensor` of your own.
+        cache: where data that are not local are kept (docs/remote.md): :class:`lfdata.Cache` or a directory; the default one for URLs.
+            With one, paths are read through it too.
+        trace: a file for what happens when, stage by stage: ui.perfetto.dev and chrome://tracing show it. Of several ranks each writes
+            its own: ``trace-1.json`` of rank 1.
 
     Raises:
         OptionError, KeyMissingError: options that make no sense, fields that are not there. FormatError: a damaged data set.
@@ -101,11 +110,21 @@ class Loader:
         threads: int | None = None,
         prefetch: int = 2,
         stall_seconds: float = 60.0,
+        feedback: Wanted = False,
+        trace: str | os.PathLike[str] | None = None,
         native: bool | None = None,
         isolate: bool = False,
+        cache: Cache | str | os.PathLike[str] | None = None,
         _steps: tuple[int, int] = (0, 1),
     ) -> None:
         rank, world = this_rank(rank, world_size)
+        batch_size, seed, block, window = whole(batch_size=batch_size, seed=seed, block=block, window=window)
+        accumulate, processes, prefetch, most_bad = whole(
+            accumulate=accumulate, processes=processes, prefetch=prefetch, most_bad=most_bad
+        )
+        (threads,) = whole(threads=threads) if threads is not None else (None,)
+        if not 0 <= most_bad_rate <= 1:
+            raise OptionError(f"most_bad_rate is a share, 0 to 1, not {most_bad_rate}")
         if engine not in ("auto", "process", "thread", "inline"):
             raise OptionError(f"engine {engine!r}; there are auto, process, thread and inline")
         if bad_samples not in ("stop", "replace", "mask"):
@@ -125,8 +144,12 @@ class Loader:
         filters = [where] * len(paths) if where is None or isinstance(where, np.ndarray) or callable(where) else list(where)
         if len(filters) != len(paths):
             raise OptionError(f"{len(filters)} filters for {len(paths)} sources")
-        sources = tuple(source_spec(Path(path), one) for path, one in zip(paths, filters, strict=True))
-        asked = ShardDataset(Path(os.fsdecode(sources[0].path))).fields if fields is None else fields
+        opened = [ShardDataset(path, cache=cache) for path in paths]
+        sources = tuple(source_spec(dataset, one) for dataset, one in zip(opened, filters, strict=True))
+        asked = opened[0].fields if fields is None else fields
+        for store in (dataset.store for dataset in opened if dataset.store is not None):
+            # A server may be away for so long before that is an error, which must come from who reads.
+            stall_seconds = max(stall_seconds, store.options.deadline + REMOTE_STALL_SECONDS)
         named = dict(asked) if isinstance(asked, Mapping) else dict.fromkeys(asked)
         self._spec = Spec(
             sources,
@@ -144,15 +167,21 @@ class Loader:
             native,
             False,
             *_steps,
+            None if cache is None else as_cache(cache),
+            this_node(rank, world),
         )
-        self._options = (engine, processes, prefetch, stall_seconds, isolate)
+        self._trace = None if trace is None else Trace(trace, rank, world)
+        self._options = (engine, processes, prefetch, stall_seconds, isolate, self._trace, checked(feedback))
         self._accumulate = accumulate
         self._producer = Producer(self._spec)
+        self._names = Names(self._producer.parts)
         shares = {self._producer.plan.batches(0).share(one, world) for one in range(world)}
         if uneven := sorted(share for share in shares if share % accumulate):
             raise OptionError(f"{uneven[0]} rows of a rank are not {accumulate} equal micro-batches")
         self._pipelines: list[Pipeline] = []
         weakref.finalize(self, stop, self._pipelines)
+        if self._trace is not None:
+            weakref.finalize(self, self._trace.close)
         self._owner = os.getpid()
         self._epoch, self._done, self._loaded, self._generation = 0, 0, False, 0
         self._bad, self._rows, self._copied = 0, 0, 0
@@ -175,9 +204,12 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch."""
-        if epoch < 0:
-            raise OptionError(f"epoch {epoch}; epochs count from 0")
-        self._move(epoch, 0, loaded=False)
+        (epoch,) = whole(epoch=epoch)
+        if not 0 <= epoch < 1 << 63:
+            raise OptionError(f"epoch {epoch}; epochs count from 0 to 2^63 - 1")
+        # Going to the epoch of a state that was just loaded, as loops over epochs do, does not lose its place in it.
+        if not self._loaded or epoch != self._epoch:
+            self._move(epoch, 0, loaded=False)
 
     @property
     def sources(self) -> list[ShardDataset]:
@@ -185,9 +217,11 @@ class Loader:
         return self._producer.sources
 
     def stats(self) -> dict[str, Any]:
-        """Rows delivered to this rank, bad samples met, batches that were copied since the consumer kept others, bytes of the slots, and the
-        last events (:class:`lfdata.loader.jobs.Event`)."""
+        """Rows delivered to this rank, bad samples met, batches that were copied since the consumer kept others, bytes of the slots, the
+        last events (:class:`lfdata.loader.jobs.Event`); and of the engine since it started (docs/scheduler.md): time by stage, waits of
+        the consumer, slots that were ready when it asked, occupancy of the lanes, page faults."""
         slots = self._pipelines[0].slots if self._pipelines else None
+        engine = self._pipelines[0].statistics if self._pipelines else Statistics(1)
         return {
             "rows": self._rows,
             "bad": self._bad,
@@ -196,13 +230,31 @@ class Loader:
             "slot_bytes": slots.size if slots else 0,
             "steps_a_slot": self._producer.steps,
             "events": list(self._events),
+            "width": int(slots.width[0]) if slots else 0,
+            **engine.report(),
+            "feedback": self._pipelines[0].feedback.report() if self._pipelines and self._pipelines[0].feedback else None,
         }
+
+    def forecast(self, batches: int = 128) -> Forecast:
+        """What the next batches will take, from where the iteration is (:meth:`state_dict`), over the ends of epochs.
+
+        Bytes of every tensor, from index and order alone. That of a whole epoch has its largest batch.
+        """
+        if batches < 0:
+            raise OptionError(f"{batches} batches; a forecast has 0 or more")
+        return forecast(self._producer, self._epoch, self._done, batches, self._accumulate)
 
     # -- iteration ----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        """One epoch: from a loaded state on if one was loaded since, from its start otherwise. Ends any iteration that is under way."""
-        self._move(self._epoch, self._done if self._loaded else 0, loaded=False)
+        """One epoch: from a loaded state on if one was loaded since, from its start otherwise; the next one if all batches of this one were
+        taken. Ends any iteration that is under way."""
+        if self._loaded:
+            self._move(self._epoch, self._done, loaded=True)
+        elif self._done >= len(self) > 0:
+            self._move(self._epoch + 1, 0, loaded=False)
+        else:
+            self._move(self._epoch, 0, loaded=False)
         return self._iterate(self._generation)
 
     def _move(self, epoch: int, done: int, loaded: bool) -> None:
@@ -218,12 +270,22 @@ class Loader:
                     if generation != self._generation:
                         return
                     self._done += 1
+                    # A state that was loaded is used up with its first batch, not by asking for an iterator.
+                    self._loaded = False
                     yield batch
             if generation == self._generation:
                 self._move(epoch + 1, 0, loaded=False)
                 generation = self._generation
+        except GeneratorExit:
+            # A consumer that counts batches leaves after the last one: that epoch is over, and the next one comes.
+            if generation == self._generation:
+                if self._done < total:
+                    stop(self._pipelines)
+                else:
+                    self._move(epoch + 1, 0, loaded=False)
+            raise
         except BaseException:
-            # Broken off: by the consumer (GeneratorExit), a signal, or a failure. Nothing stays.
+            # Broken off by a signal or a failure. Nothing stays.
             if generation == self._generation:
                 stop(self._pipelines)
             raise
@@ -238,7 +300,7 @@ class Loader:
         filled = pipeline.get(epoch, step)
         self._copied += filled.copied
         # Fewer steps than the job has if the next one has failed: it is asked for again then, and raises.
-        accumulate, arrays, parts = self._accumulate, filled.arrays, self._producer.parts
+        accumulate, arrays, names = self._accumulate, filled.arrays, self._names
         share, count = self._producer.share // accumulate, filled.done.steps * accumulate
         noted = -1
         for number in range(micro, count):
@@ -248,7 +310,7 @@ class Loader:
                 if filled.done.events:
                     at = self._producer.plan.step(step + noted)
                     self._note([event for event in filled.done.events if event.step == at])
-            yield tensors(arrays, parts, number * share, (number + 1) * share)
+            yield tensors(arrays, names, number * share, (number + 1) * share)
 
     def _note(self, events: Sequence[Event]) -> None:
         """A step's bad samples, and whether there are too many by now."""
@@ -266,25 +328,17 @@ class Loader:
             )
 
     def close(self) -> None:
-        """End the decoder and free the slots; tensors that are held stay valid. Iterating again starts anew."""
+        """End the decoder and free the slots; tensors that are held stay valid. Iterating again starts anew, without a trace."""
         self._generation += 1
         stop(self._pipelines)
+        if self._trace is not None:
+            self._trace.close()
 
     # -- state --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iteration is: JSON-able, the same on every rank. The batch just yielded counts as consumed."""
-        return {
-            "version": STATE_VERSION,
-            "epoch": self._epoch,
-            "samples": self._done * self._spec.batch // self._accumulate,
-            "batch_size": self._spec.batch,
-            # Within a step they say which of its rows are consumed; between steps they do not matter.
-            "world_size": self._spec.world,
-            "accumulate": self._accumulate,
-            "identity": self._spec.identity,
-            "build": dict(build()),
-        }
+        return state_of(self._spec, self._accumulate, self._epoch, self._done, self._build())
 
     def end_of(self, epoch: int) -> dict[str, Any]:
         """The state after the last batch of an epoch."""
@@ -297,47 +351,15 @@ class Loader:
         Raises:
             StateError: not a state, or one of other data, order, transforms, or batch size (see docs/loader.md).
         """
-        if state.get("version") != STATE_VERSION:
-            raise StateError(f"state version {state.get('version')!r}; this loader reads version {STATE_VERSION}")
-        try:
-            epoch, samples, batch, world, micro = (
-                int(state[name]) for name in ("epoch", "samples", "batch_size", "world_size", "accumulate")
-            )
-            theirs, built = dict(state["identity"]), dict(state["build"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"not a state of a Loader: {error!r}") from error
-        if min(epoch, samples) < 0 or min(batch, world, micro) < 1:
-            raise StateError(f"not a state of a Loader: epoch {epoch}, {samples} samples, batches of {batch}")
-        if differing := differences(theirs, self._spec.identity):
-            raise StateError(f"the state belongs to another loader: it differs in {', '.join(differing[:MOST_NAMED])}")
-        if batch != self._spec.batch:
-            if not allow_batch_change:
-                raise StateError(
-                    f"the state's batch size is {batch}, this loader's {self._spec.batch}; allow_batch_change=True goes on from the same sample"
-                )
-            if self._spec.order.packing is not None or self._spec.order.buckets is not None:
-                raise StateError("the batch size of packed or bucketed data cannot change within an epoch")
-        now, then = (self._spec.world, self._accumulate, self._spec.batch), (world, micro, batch)
-        if samples % batch and now != then and max(world, self._spec.world) > 1:
-            raise StateError(
-                f"the state is within a step, after {samples % batch} of {batch} samples: which ones depends on ranks and micro-batches "
-                f"({world} and {micro} in the state, {self._spec.world} and {self._accumulate} here). Save it after a whole step"
-            )
-        done, rest = divmod(samples * self._accumulate, self._spec.batch)
-        if rest:
-            raise StateError(
-                f"{samples} samples of the epoch are consumed: no whole number of batches of {self._spec.batch} "
-                f"in {self._accumulate} micro-batches"
-            )
-        changed = [
-            f"{name}: {built.get(name)} then, {value} now" for name, value in build().items() if built.get(name) != value
-        ]
-        if changed:
-            warnings.warn(
-                f"the decoders have changed since the state was saved, pixels may differ slightly: {'; '.join(changed)}",
-                stacklevel=2,
-            )
+        epoch, done = position_of(state, self._spec, self._accumulate, self._build(), allow_batch_change)
+        if done >= len(self._producer.plan.batches(epoch)) * self._accumulate:
+            # After the last batch of an epoch comes the first of the next.
+            epoch, done = epoch + 1, 0
         self._move(epoch, done, loaded=True)
+
+    def _build(self) -> dict[str, str]:
+        """What decodes here: with ``native=False`` it is PIL, whatever else there is."""
+        return dict(build()) | ({"native": "False"} if self._spec.native is False else {})
 
 
 def this_rank(rank: int | None, world: int | None) -> tuple[int, int]:
@@ -357,28 +379,26 @@ def default_threads(world: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // local)
 
 
-def source_spec(path: Path, where: Where | None) -> SourceSpec:
+def this_node(rank: int, world: int) -> tuple[int, int]:
+    """The first of the ranks of this node and their number, as torchrun says; this rank alone where nobody does."""
+    try:
+        local, count = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return rank, 1
+    first = rank - local
+    return (first, count) if local >= 0 and count > local and first >= 0 and first + count <= world else (rank, 1)
+
+
+def source_spec(dataset: ShardDataset, where: Where | None) -> SourceSpec:
     """A source with its fingerprint and selection."""
-    dataset = ShardDataset(path)
-    digest = hashlib.sha256(
-        msgspec.json.encode([(shard.id, shard.rows, shard.sha256, shard.sidecars) for shard in dataset.manifest.shards])
-    )
-    bitmap = None
+    path, bitmap = dataset.path, None
     if where is not None:
         mask = np.asarray(where(dataset) if callable(where) else where)
         if mask.dtype != bool or mask.shape != (len(dataset),):
             raise OptionError(f"{path}: where is bool of shape ({len(dataset)},), not {mask.dtype} of {mask.shape}")
         bitmap = np.packbits(mask, bitorder="little").tobytes()
-        digest.update(bitmap)
-    return SourceSpec(os.fsencode(dataset.path.resolve()), digest.hexdigest(), bitmap, printable(dataset.path.name))
-
-
-@cache
-def build() -> Mapping[str, str]:
-    """What decodes: libraries and versions. Not the vector instructions, which change no pixel."""
-    return {name: str(value) for name, value in native_report().items() if name not in ("why", "simd")} | {
-        "pil": str(pil_report())
-    }
+    name = printable(Path(dataset.path).name)
+    return SourceSpec(os.fsencode(dataset.absolute), fingerprint(dataset, bitmap), bitmap, name)
 
 
 def printable(text: str) -> str:
@@ -389,6 +409,15 @@ def printable(text: str) -> str:
 def event_fields(event: Event) -> tuple[Any, ...]:
     """For the log."""
     return event.path, event.shard, event.index, event.key, event.field, event.reason, event.action
+
+
+def whole(**given: Any) -> list[int]:
+    """Options that are whole numbers, whatever integer type they have. Raises :class:`OptionError`: one is not."""
+    try:
+        return [operator.index(value) for value in given.values()]
+    except TypeError:
+        name, value = next((name, value) for name, value in given.items() if not hasattr(value, "__index__"))
+        raise OptionError(f"{name} is a whole number, not {value!r}") from None
 
 
 def _dict(options: Mapping[str, Any] | None) -> dict[str, Any] | None:

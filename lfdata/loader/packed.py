@@ -42,9 +42,14 @@ class PackedFiller(Filler):
             self.parts.append(Part(SOURCE, layout.add(np.int64, (rows * most,)), INDEX + OFFSETS))
         self.parts.append(Part(INDEX + OFFSETS, layout.add(np.int64, (rows + 1,)), offsets=True))
 
+    def bin_bytes(self, samples: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+        """Bytes of each packed row in the arrays that differ in length, from the number of its samples."""
+        each = {self.name + BOUNDARIES: 8 * (samples + 1), INDEX: 8 * samples, SOURCE: 8 * samples}
+        return {part.name: each[part.name] for part in self.parts if part.by}
+
     def fill_bins(self, rows: Rows, bins: Sequence[Row], arrays: dict[str, NDArray[Any]]) -> Errors:
         """``rows``: the samples of all bins, one after the other."""
-        found = rows.read(self.name)
+        found = rows.read(self.name, self._memory)
         bad: Errors = dict(found.bad)
         ids, position, segment = (arrays[self.name + suffix] for suffix in ("", POSITION, SEGMENT))
         ids[:], position[:], segment[:] = 0, 0, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from lfdata.loader.engine import Engine, InlineEngine, ProcessEngine, ThreadEngine
+from lfdata.loader.feedback import Feedback, Wanted
 from lfdata.loader.fields import plain
 from lfdata.loader.jobs import Done, Job
 from lfdata.loader.produce import Producer
-from lfdata.loader.slots import Leases, Slots
+from lfdata.loader.slots import LANES, Leases, Slots
+from lfdata.loader.statistics import Statistics
+from lfdata.loader.trace import Trace
 
 # The batch a consumer has, the one it asks for while it still has the other, and one that is being filled meanwhile. More than these are
 # only filled while the consumer holds one batch.
@@ -30,9 +34,12 @@ class Filled:
 
 
 class Pipeline:
-    """Jobs under way over an engine. ``ahead``: how many at a time."""
+    """Jobs under way over an engine. ``ahead``: how many at a time; ``lanes``: how many of them are worked on; ``trace``: who is told;
+    ``feedback``: what sets the look-ahead."""
 
-    def __init__(self, producer: Producer, engine: Engine, ahead: int) -> None:
+    def __init__(
+        self, producer: Producer, engine: Engine, ahead: int, lanes: int, trace: Trace | None, feedback: Feedback | None = None
+    ) -> None:
         self._producer, self._engine, self._ahead = producer, engine, ahead
         self._leases = Leases(engine.slots)
         self._flying: deque[Job] = deque()
@@ -40,6 +47,13 @@ class Pipeline:
         # Jobs that were asked for and are not wanted any more: their slots come back with their answers.
         self._unwanted: dict[int, int] = {}
         self._number = 0
+        self._trace, self.statistics = trace, Statistics(lanes)
+        self.feedback = feedback
+
+    @property
+    def ahead(self) -> int:
+        """Jobs that may be under way at a time."""
+        return self._ahead if self.feedback is None else self.feedback.controller.ahead
 
     @property
     def slots(self) -> Slots:
@@ -51,10 +65,20 @@ class Pipeline:
         if self._flying and (self._flying[0].epoch, self._flying[0].first) != (epoch, step):
             self._drop()
         self._submit(epoch, step)
+        began = time.perf_counter()
+        while (done := self._engine.poll()) is not None:
+            self._keep(done)
+        ready, queued = len(self._answers), self.slots.queued()
         while self._flying[0].number not in self._answers:
-            self._receive()
+            self._keep(self._engine.take())
+        waited = time.perf_counter() - began
+        self.statistics.waited(waited, ready, queued)
+        if self._trace is not None:
+            self._trace.waited(began, waited, epoch, step, ready, queued)
         job = self._flying.popleft()
         done = self._answers.pop(job.number)
+        if self.feedback is not None:
+            self.feedback.tick(done, waited, ready)
         if done.failure is not None:
             raise done.failure.error()
         # What can still be filled while this slot is out; if nothing, the batch is copied.
@@ -79,13 +103,13 @@ class Pipeline:
         if self._flying:
             epoch, step = self._after(self._flying[-1])
         plan = self._producer.plan
-        while len(self._flying) < self._ahead:
+        while len(self._flying) < self.ahead:
             steps = len(plan.batches(epoch))
             if step >= steps:
                 return
             slot = self._leases.take()
             while slot is None and not self._flying and self._unwanted:
-                self._receive()
+                self._keep(self._engine.take())
                 slot = self._leases.take()
             if slot is None:
                 return
@@ -102,12 +126,14 @@ class Pipeline:
             return job.epoch, step
         return job.epoch + 1, 0
 
-    def _receive(self) -> None:
-        done = self._engine.take()
+    def _keep(self, done: Done) -> None:
+        self.statistics.worked(done, done.steps * self._producer.share)
         if done.number in self._unwanted:
             self._leases.give(self._unwanted.pop(done.number))
-        else:
-            self._answers[done.number] = done
+            return
+        self._answers[done.number] = done
+        if self._trace is not None:
+            self._trace.worked(next(job for job in self._flying if job.number == done.number), done)
 
     def _drop(self) -> None:
         for job in self._flying:
@@ -119,21 +145,36 @@ class Pipeline:
         self._flying.clear()
 
     def close(self) -> None:
-        """End the engine."""
-        self._engine.close()
+        """End the engine, and what watches it."""
+        try:
+            if self.feedback is not None:
+                self.feedback.close()
+        finally:
+            self._engine.close()
 
 
-def start(producer: Producer, kind: str, processes: int, prefetch: int, stall_seconds: float, isolate: bool) -> Pipeline:
+def start(
+    producer: Producer,
+    kind: str,
+    processes: int,
+    prefetch: int,
+    stall_seconds: float,
+    isolate: bool,
+    trace: Trace | None,
+    feedback: Wanted,
+) -> Pipeline:
     """An engine of a kind, under a pipeline."""
     if kind == "auto":
         kind = "inline" if all(plain(filler) for filler in producer.fillers) and not producer.batch_ops else "process"
     ahead = 1 if kind == "inline" else prefetch * processes
     slots = max(FEWEST_SLOTS, ahead + 1)
     if kind == "inline":
-        return Pipeline(producer, InlineEngine(producer, slots), ahead)
+        return Pipeline(producer, InlineEngine(producer, slots), ahead, 1, trace)
     if kind == "thread":
-        return Pipeline(producer, ThreadEngine(producer, slots, stall_seconds), ahead)
-    return Pipeline(producer, ProcessEngine(producer, slots, stall_seconds, processes, isolate), ahead)
+        return Pipeline(producer, ThreadEngine(producer, slots, stall_seconds), ahead, LANES, trace)
+    engine = ProcessEngine(producer, slots, stall_seconds, processes, isolate)
+    watching = None if feedback is False else Feedback(feedback, producer.spec.threads, ahead, processes, engine.slots)
+    return Pipeline(producer, engine, ahead, LANES * processes, trace, watching)
 
 
 def stop(pipelines: list[Pipeline]) -> None:

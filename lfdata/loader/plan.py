@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,6 +41,12 @@ class Work:
     positions: NDArray[np.int64]
     mask: NDArray[np.bool_]
     bins: list[Row] | None = None
+
+
+def fingerprint(dataset: ShardDataset, selection: bytes | None) -> str:
+    """What a data set holds, and which of it takes part; wherever it lies."""
+    entries = [(shard.id, shard.rows, shard.sha256, shard.sidecars) for shard in dataset.manifest.shards]
+    return hashlib.sha256(msgspec.json.encode(entries) + (selection or b"")).hexdigest()
 
 
 def selection_of(bitmap: bytes | None, rows: int) -> Selection | None:
@@ -177,6 +185,24 @@ class Plan:
         rows = slice((first - kept[1]) * share, (first - kept[1] + steps) * share)
         work = kept[3]
         return Work(work.samples.take(rows), work.positions[rows], work.mask[rows])
+
+    def of_node(
+        self, epoch: int, first: int, steps: int, ranks: tuple[int, int]
+    ) -> tuple[Samples, NDArray[np.int64], NDArray[np.bool_]]:
+        """Samples that some consecutive ranks (first, number) read in some steps, the step of each (0, 1, ...), whether it is this rank's."""
+        batches, spec = self.batches(epoch), self.spec
+        if self.packing is not None:
+            work = self.work(epoch, first, steps)
+            assert work.bins is not None
+            rows = np.repeat(np.arange(len(work.bins)), [len(one.samples) for one in work.bins])
+            return work.samples, rows // batches.share(spec.rank, spec.world), np.ones(len(rows), bool)
+        low, high = batches.rows(ranks[0], spec.world)[0], batches.rows(sum(ranks) - 1, spec.world)[1]
+        own = batches.rows(spec.rank, spec.world)
+        starts = (self.step(first) + np.arange(steps) * spec.every) * spec.batch
+        rows = np.arange(low, high)
+        positions = (starts[:, None] + rows).reshape(-1)
+        mine = np.tile((rows >= own[0]) & (rows < own[1]), steps)
+        return self.base.samples(epoch, positions % self.units(epoch)), np.repeat(np.arange(steps), len(rows)), mine
 
     def rows_of(self, epoch: int, step: int, rows: NDArray[np.int64]) -> Work:
         """Any rows of a global batch, whichever rank's they are."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,36 +13,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 import lfdata.transforms as T
-from lfdata.dataset import ShardDataset
-from lfdata.dataset.dataset import Readings
-from lfdata.errors import FormatError, OptionError, SampleError
+from lfdata.dataset import Readings, ShardDataset
+from lfdata.errors import ChangedError, FormatError, OptionError, SampleError
+from lfdata.loader.ahead import Ahead
 from lfdata.loader.fields import make_filler, plain
 from lfdata.loader.filler import Filler, Part
+from lfdata.loader.filling import augment_all, clear, fill_all, identity
 from lfdata.loader.jobs import Done, Event, Failure, Job
+from lfdata.loader.lane import MASKED, OK, POISON, BadRow, Lane
+from lfdata.loader.mix import Mixer
 from lfdata.loader.packed import PackedFiller
-from lfdata.loader.plan import Plan, Work
+from lfdata.loader.plan import Plan, Work, fingerprint
 from lfdata.loader.rows import EMPTY, Rows, named
-from lfdata.loader.slots import DECODING, EPOCH, IDLE, JOB, PHASE, PLANNING, ROW, STEP, STEPS, TRYING, Layout, Slots
+from lfdata.loader.slots import AUGMENTING, DECODING, MIXING, PLANNING, TRYING, Layout, Slots
+from lfdata.loader.slots import INDEX as INDEX_TRIED
+from lfdata.loader.slots import SOURCE as SOURCE_TRIED
+from lfdata.loader.spans import MIX, PLAN
 from lfdata.loader.spec import COPIED_SLOT_BYTES, MOST_STEPS_A_SLOT, SLOT_BYTES, Spec
-from lfdata.order.draws import uniform
+from lfdata.loader.task import Stages, Task
 from lfdata.order.packing import Row
 from lfdata.order.samples import Samples
+from lfdata.schedule.work import Class
+from lfdata.storage.remote import report
 
 INDEX, SOURCE, MASK = "__index__", "__source__", "__mask__"
-POISON, OK, MASKED = 0xA5, 1, 0
 MOST_ATTEMPTS = 100
-
-
-Bad = dict[int, tuple[str, Exception]]
-"""Rows that failed, with the field and the error."""
-
-
-class BadRow(Exception):
-    """A bad sample stops the run: which row of the job, and the error to report."""
-
-    def __init__(self, row: int, error: Exception) -> None:
-        super().__init__(row, error)
-        self.row, self.error = row, error
 
 
 class Producer:
@@ -53,8 +47,14 @@ class Producer:
         self.spec = spec
         names = [field.name for field in spec.fields]
         self.sources = [
-            ShardDataset(Path(os.fsdecode(source.path)), names, read_threads=spec.threads) for source in spec.sources
+            ShardDataset(os.fsdecode(source.path), names, read_threads=spec.threads, cache=spec.cache)
+            for source in spec.sources
         ]
+        for source, dataset in zip(spec.sources, self.sources, strict=True):
+            if fingerprint(dataset, source.selection) != source.fingerprint:
+                raise ChangedError(
+                    dataset.path, None, "the data set was replaced while the loader was starting. Make the loader again"
+                )
         self.plan = Plan(spec, self.sources)
         self.share = self.plan.batches(0).share(spec.rank, spec.world)
         self.batch_ops = [op for op in T.from_spec(spec.batch_ops) if isinstance(op, T.BatchTransform)]
@@ -62,9 +62,10 @@ class Producer:
             raise OptionError("batch_transforms takes MixUp, CutMix and Mosaic; others belong to a field")
         self.ops = {field.name: T.from_spec(field.transforms) for field in spec.fields}
         self._alone = threading.Lock()
-        self._started: dict[int, dict[str, Readings]] = {}
+        self._begun: dict[int, tuple[Work, Mapping[str, Readings]]] = {}
         self.steps = self._steps_a_slot()
         self.layout, self.fillers, self.parts = self._layout(self.steps)
+        self._ahead = Ahead(self.plan, self.sources, spec) if any(source.store for source in self.sources) else None
 
     def _layout(self, steps: int) -> tuple[Layout, list[Filler], list[Part]]:
         rows, layout = self.share * steps, Layout()
@@ -102,6 +103,11 @@ class Producer:
         found = {part.name: part for part in parts}
         if op.field not in found or any(label not in found for label in op.labels):
             raise OptionError(f"{type(op).__name__}: the loader gives no field {op.field!r} with labels {op.labels}")
+        before = [other.field for other in self.batch_ops[: next(n for n, one in enumerate(self.batch_ops) if one is op)]]
+        if mixed := [label for label in op.labels if label in before]:
+            raise OptionError(
+                f"{type(op).__name__}: the label {mixed[0]!r} is mixed by an earlier batch transform, and labels are not: put that one last"
+            )
         if ragged := [label for label in op.labels if found[label].by or found[label].offsets]:
             raise OptionError(f"{type(op).__name__}: labels of different lengths cannot be mixed: {ragged}")
         op.declare(T.Declared(found[op.field].place.shape[1:], np.dtype(found[op.field].place.dtype).name))
@@ -125,34 +131,48 @@ class Producer:
         if self.batch_ops or self.plan.packing is not None or self.spec.poison:
             return
         try:
-            samples = self.plan.work(job.epoch, job.first, job.steps).samples
+            work = self.plan.work(job.epoch, job.first, job.steps)
         except Exception:
             # It is told in its turn, after the batches before it.
             return
-        rows, slot = Rows(self.sources, samples, self.spec.seed), slots.slot(job.slot)
+        rows, slot = Rows(self.sources, work.samples, self.spec.seed), slots.slot(job.slot)
         found = {}
         for filler in self.fillers:
             arrays = {part.name: part.place.of(slot)[: len(rows)] for part in filler.parts if not part.by and not part.offsets}
             if (reading := filler.start(rows, arrays)) is not None:
                 found[filler.name] = reading
-        self._started[job.number] = found
+        self._begun[job.number] = work, found
 
     def forget(self) -> None:
         """Give up what was begun."""
-        self._started.clear()
+        self._begun.clear()
+
+    def task(self, job: Job, slots: Slots, threads: int) -> Task:
+        """A job, to be done stage by stage."""
+        task = Task(job, slots, threads)
+        task.stages = self._stages(job, slots, task.lane)
+        return task
 
     def run(self, job: Job, slots: Slots, lane: int, threads: int) -> Done:
-        """One job, failures included: they go to the loader as what they are."""
+        """One job, at once."""
         with self._alone if job.alone else nullcontext():
-            return self._run(job, slots, lane, threads)
+            return self.task(job, slots, threads).finish(lane)
 
-    def _run(self, job: Job, slots: Slots, lane: int, threads: int) -> Done:
-        tell = slots.lanes[lane]
-        tell[EPOCH], tell[STEP], tell[STEPS], tell[JOB] = job.epoch, job.first, job.steps, job.number
+    def _stages(self, job: Job, slots: Slots, lane: Lane) -> Stages:
+        if self._ahead is None:
+            return (yield from self._made(job, slots, lane))
+        with self._ahead.making(job.epoch, job.first):
+            done = yield from self._made(job, slots, lane)
+        return msgspec.structs.replace(
+            done, storage=report(source.store for source in self.sources if source.store is not None)
+        )
+
+    def _made(self, job: Job, slots: Slots, lane: Lane) -> Stages:
+        """One job, failures included: they go to the loader as what they are."""
         try:
             while True:
                 try:
-                    return self._fill(job, slots.slot(job.slot), tell, threads)
+                    return (yield from self._fill(job, slots.slot(job.slot), lane))
                 except BadRow as bad:
                     # The steps before it come first. What was good may have turned bad meanwhile: again, then.
                     steps = bad.row // max(1, self.share)
@@ -161,13 +181,12 @@ class Producer:
                     job = msgspec.structs.replace(job, steps=steps)
         except Exception as error:
             return Done(job.number, 0, failure=Failure.of(error, job.first))
-        finally:
-            self._started.pop(job.number, None)
-            tell[PHASE] = IDLE
 
-    def _fill(self, job: Job, slot: Any, tell: NDArray[np.int64], threads: int) -> Done:
-        tell[PHASE] = PLANNING
-        work = self.plan.work(job.epoch, job.first, job.steps)
+    def _fill(self, job: Job, slot: Any, lane: Lane) -> Stages:
+        lane.phase(PLANNING)
+        begun = self._begun.pop(job.number, None)
+        with lane.spans.stage(PLAN):
+            work, started = begun or (self.plan.work(job.epoch, job.first, job.steps), EMPTY)
         count = len(work.positions)
         arrays = {part.name: part.place.of(slot) for part in self.parts}
         row_arrays = {
@@ -178,14 +197,15 @@ class Producer:
         if self.spec.poison:
             for part in self.parts:
                 arrays[part.name].view(np.uint8)[...] = POISON
-        if job.careful:
-            self._try_each(job, work, tell)
-        tell[PHASE] = DECODING
+        lane.phase(DECODING)
         if work.bins is not None:
-            return self._fill_packed(job, work, row_arrays)
-        events = self._decode(job, work, self.fillers, row_arrays, status, threads)
+            return self._fill_packed(job, work, row_arrays, lane)
+        events = yield from self.decode(job, work, self.fillers, row_arrays, status, lane, started)
         if self.batch_ops:
-            self._mix(job, work, row_arrays, threads)
+            yield Class.MIX
+            lane.phase(MIXING)
+            with lane.spans.stage(MIX):
+                Mixer(self).mix(job, work, row_arrays, (status == MASKED) & work.mask, lane)
         row_arrays[INDEX][:] = work.samples.index
         if SOURCE in row_arrays:
             row_arrays[SOURCE][:] = work.samples.source
@@ -195,12 +215,14 @@ class Producer:
         used = {part.name: int(arrays[part.by][count]) for part in self.parts if part.by}
         return Done(job.number, job.steps, used, tuple(events))
 
-    def _fill_packed(self, job: Job, work: Work, arrays: dict[str, NDArray[Any]]) -> Done:
+    def _fill_packed(self, job: Job, work: Work, arrays: dict[str, NDArray[Any]], lane: Lane) -> Done:
         """Packed rows; bad samples are masked where they are."""
         assert work.bins is not None
         (filler,) = self.fillers
         assert isinstance(filler, PackedFiller)
-        rows = Rows(self.sources, work.samples, self.spec.seed)
+        if job.careful:
+            self._try_each(job, work.samples, lane)
+        rows = Rows(self.sources, work.samples, self.spec.seed, spans=lane.spans)
         bad = {row: (filler.name, error) for row, error in filler.fill_bins(rows, work.bins, arrays).items()}
         if bad and self.spec.bad.policy == "stop":
             row = min(bad)
@@ -212,30 +234,35 @@ class Producer:
         used = {part.name: int(arrays[part.by][count]) for part in self.parts if part.by}
         return Done(job.number, job.steps, used, events)
 
-    def _decode(
+    def decode(
         self,
         job: Job,
         work: Work,
         fillers: Sequence[Filler],
         arrays: dict[str, NDArray[Any]],
         status: NDArray[np.uint8],
-        threads: int,
-    ) -> list[Event]:
+        lane: Lane,
+        started: Mapping[str, Readings] = EMPTY,
+    ) -> Generator[Class, None, list[Event]]:
         """All fields of all rows; bad rows by policy. Gives the events."""
         samples, events = work.samples, []
         policy = self.spec.bad.policy
         if policy == "replace" and any(part.by for filler in fillers for part in filler.parts):
             policy = "mask"  # ragged samples are masked in place: a slot has room for those it was planned for
-        # With rows left out the places are those of other samples: what was begun is given up (that waits for it).
-        started = self._started.pop(job.number, EMPTY)
-        if job.crashed:
-            started = EMPTY
         for attempt in range(MOST_ATTEMPTS):
-            rows = Rows(self.sources, samples, self.spec.seed, started)
+            if job.careful:
+                self._try_each(job, samples, lane)
+            rows = Rows(self.sources, samples, self.spec.seed, started, job.number, lane.spans)
             crashed = [row for row in range(len(rows)) if identity(samples, row) in job.crashed] if job.crashed else []
-            bad = fill_all(fillers, rows.without(crashed), arrays, threads, crashed)
+            found = rows.without(crashed)
+            bad = fill_all(fillers, found, arrays, lane.threads, crashed)
+            if any(filler.augments for filler in fillers):
+                yield Class.AUGMENT
+                lane.phase(AUGMENTING)
+                augment_all(fillers, found, arrays, bad)
+            clear(fillers, arrays, bad)
             started = EMPTY
-            events += [self._event(job, rows, row, found, policy) for row, found in sorted(bad.items())]
+            events += [self._event(job, rows, row, what, policy) for row, what in sorted(bad.items())]
             if not bad or policy == "mask" or policy == "stop":
                 break
             index = samples.index.copy()
@@ -243,6 +270,7 @@ class Producer:
                 position, source = int(work.positions[row]), int(samples.source[row])
                 index[row] = self.plan.substitute(job.epoch, position, source, attempt + 1)
             samples = Samples(samples.source, samples.epoch, index, samples.occurrence)
+            lane.phase(DECODING)
         else:
             row = min(bad)
             error = SampleError("replacements", f"{MOST_ATTEMPTS} replacements in turn were bad: {bad[row][1]}")
@@ -255,7 +283,7 @@ class Producer:
             status[row] = MASKED
         return events
 
-    def _try_each(self, job: Job, work: Work, tell: NDArray[np.int64]) -> None:
+    def _try_each(self, job: Job, samples: Samples, lane: Lane) -> None:
         """Decode every sample alone, saying which: if that ends this process, the next one is told."""
         layout, parts = Layout(), []
         fillers = [make_filler(self.sources, name, ops, 1, self.spec.native, 1) for name, ops in self.ops.items()]
@@ -264,11 +292,14 @@ class Producer:
             parts += filler.parts
         memory = bytearray(layout.bytes)
         arrays = {part.name: part.place.of(memory) for part in parts}
-        rows = Rows(self.sources, work.samples, self.spec.seed)
+        rows, tell = Rows(self.sources, samples, self.spec.seed), lane.tell
         for row in range(len(rows)):
-            if identity(work.samples, row) not in job.crashed:
-                tell[ROW], tell[PHASE] = row, TRYING
-                fill_all(fillers, rows.take([row]), arrays, 1)
+            if (found := identity(samples, row)) not in job.crashed:
+                tell[SOURCE_TRIED], tell[INDEX_TRIED] = found
+                lane.phase(TRYING)
+                one = rows.take([row])
+                augment_all(fillers, one, arrays, fill_all(fillers, one, arrays, 0))
+        lane.phase(DECODING)
 
     def _event(
         self,
@@ -287,90 +318,3 @@ class Producer:
         action = {"stop": "stopped", "replace": "replaced", "mask": "masked"}[policy]
         step = self.plan.step(job.first + row // self.share)
         return Event(job.epoch, step, row % self.share, path, shard, index, key, field, reason, action)
-
-    def _mix(self, job: Job, work: Work, arrays: dict[str, NDArray[Any]], threads: int) -> None:
-        """MixUp, CutMix, Mosaic: partners by global position; those of other ranks are decoded here too."""
-        first, stop = self.plan.batches(job.epoch).rows(self.spec.rank, self.spec.world)
-        for number, op in enumerate(self.batch_ops):
-            for step in range(job.steps):
-                here = slice(step * self.share, (step + 1) * self.share)
-                at = self.plan.step(job.first + step)
-                partners = T.partners(op, self.spec.seed, job.epoch, at, np.arange(first, stop), self.spec.batch)
-                own = {name: arrays[name][here] for name in (op.field, *op.labels)}
-                kept = self._partners(job, job.first + step, partners, own, threads)
-                found = work.samples.take(here)
-                name = f"batch/{number}/{type(op).__name__}"
-                draws = uniform(self.spec.seed, found.epoch, found.index, found.occurrence, name, op.draws)
-                for extra, values in op.apply(own[op.field], kept[op.field], draws).items():
-                    arrays[f"{op.field}.{extra}"][here] = values
-                for label in op.labels:
-                    arrays[f"{label}.partner"][here] = kept[label]
-
-    def _partners(
-        self, job: Job, step: int, partners: NDArray[np.int64], own: dict[str, NDArray[Any]], threads: int
-    ) -> dict[str, NDArray[Any]]:
-        """Partners' arrays, (rows, partners, ...): this rank's rows are there, those of other ranks are decoded as they are there."""
-        first, stop = self.plan.batches(job.epoch).rows(self.spec.rank, self.spec.world)
-        outside = (partners < first) | (partners >= stop)
-        kept = {name: mine[np.clip(partners - first, 0, len(mine) - 1)] for name, mine in own.items()}
-        others = np.unique(partners[outside])
-        if len(others):
-            foreign = self._foreign(job, step, others, threads)
-            for name in own:
-                kept[name][outside] = foreign[name][np.searchsorted(others, partners[outside])]
-        return kept
-
-    def _foreign(self, job: Job, step: int, rows: NDArray[np.int64], threads: int) -> dict[str, NDArray[Any]]:
-        """Rows of other ranks, in memory of their own. All fields: a bad one is replaced as its rank does it."""
-        layout, parts = Layout(), []
-        repeats = self.plan.repeats
-        fillers = [make_filler(self.sources, name, ops, len(rows), self.spec.native, repeats) for name, ops in self.ops.items()]
-        for filler in fillers:
-            filler.declare(layout)
-            parts += filler.parts
-        memory = bytearray(layout.bytes)
-        arrays = {part.name: part.place.of(memory) for part in parts}
-        work = self.plan.rows_of(job.epoch, step, rows)
-        try:
-            self._decode(job, work, fillers, arrays, np.empty(len(rows), np.uint8), threads)
-        except BadRow as bad:
-            raise BadRow((step - job.first) * self.share, bad.error) from None
-        return arrays
-
-
-def identity(samples: Samples, row: int) -> tuple[int, int]:
-    """Which sample a row is."""
-    return int(samples.source[row]), int(samples.index[row])
-
-
-def fill_all(
-    fillers: Sequence[Filler], rows: Rows, arrays: dict[str, NDArray[Any]], threads: int, crashed: Sequence[int] = ()
-) -> Bad:
-    """All fields of all rows; a row that fails in one is cleared in all, and so are those that must not be decoded (``crashed``)."""
-    bad: Bad = {}
-    for filler in fillers:
-        for row, error in filler.fill(rows, arrays, threads).items():
-            bad.setdefault(row, (filler.name, error))
-    for row in crashed:
-        bad[row] = ("", SampleError("crash", "a decoder process crashed over this sample"))
-    if not bad:
-        return bad
-    for part in (part for filler in fillers for part in filler.parts):
-        if part.by:
-            take_out(arrays[part.name], arrays[part.by], bad)
-        elif not part.offsets:
-            arrays[part.name][list(bad)] = 0
-    for part in (part for filler in fillers for part in filler.parts if part.offsets):
-        lengths = np.diff(arrays[part.name])
-        lengths[list(bad)] = 0
-        np.cumsum(lengths, out=arrays[part.name][1:])
-    return bad
-
-
-def take_out(values: NDArray[Any], offsets: NDArray[np.int64], bad: Iterable[int]) -> None:
-    """Close the gaps that ragged values of bad rows leave."""
-    for row in sorted(bad, reverse=True):
-        first, stop, end = int(offsets[row]), int(offsets[row + 1]), int(offsets[-1])
-        if first < stop:
-            # Rows after this one that are bad too have been taken out; what moves along behind the end is not used.
-            values[first : end - (stop - first)] = values[stop:end].copy()

@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfdata.dataset import Ragged, ShardDataset
-from lfdata.dataset.dataset import Readings
-from lfdata.errors import FormatError, SampleError, StorageError
+from lfdata.dataset import Ragged, Readings, ShardDataset
+from lfdata.dataset.rows import Memory, scatter
+from lfdata.errors import ChangedError, FormatError, RemoteError, SampleError, StorageError, TruncatedError
 from lfdata.format.layout import SIZE_ROLES
+from lfdata.loader.spans import READ, Spans
 from lfdata.order.draws import uniform
 from lfdata.order.samples import Samples
 
 EMPTY: Mapping[str, Readings] = {}
+# Not a damaged sample: the file is not what it was.
+NOT_THE_FILE = (TruncatedError, ChangedError)
 TRIES = 3
 RETRY_SECONDS = 0.2
 
@@ -40,24 +43,38 @@ class Payloads:
 
 
 class Rows:
-    """Rows to fill, in order. ``started``: fields that are being read into their place already."""
+    """Rows to fill, in order. ``started``: fields that are being read into their place already; ``turn``: what is needed first is smallest;
+    ``spans``: where the time goes; ``anchors``: whose draws are used, where these are frames of windows."""
 
     def __init__(
-        self, sources: Sequence[ShardDataset], samples: Samples, seed: int, started: Mapping[str, Readings] = EMPTY
+        self,
+        sources: Sequence[ShardDataset],
+        samples: Samples,
+        seed: int,
+        started: Mapping[str, Readings] = EMPTY,
+        turn: int = 0,
+        spans: Spans | None = None,
+        anchors: Samples | None = None,
     ) -> None:
-        self.sources, self.samples, self.seed, self.started = sources, samples, seed, started
+        self.sources, self.samples, self.seed, self.started, self.turn = sources, samples, seed, started, turn
+        self.spans = Spans() if spans is None else spans
+        # What a filler keeps between fill() and augment().
+        self.kept: dict[str, Any] = {}
+        self.anchors = samples if anchors is None else anchors
 
     def __len__(self) -> int:
         return len(self.samples.index)
 
     def uniform(self, operation: str, count: int) -> NDArray[np.float64]:
         """Draws that belong to the samples: float64 in [0, 1), shape (rows, count)."""
-        samples = self.samples
+        samples = self.anchors
         return uniform(self.seed, samples.epoch, samples.index, samples.occurrence, operation, count)
 
     def take(self, rows: Any) -> Rows:
         """Some of the rows."""
-        return Rows(self.sources, self.samples.take(np.asarray(rows, np.int64)), self.seed)
+        rows = np.asarray(rows, np.int64)
+        samples, anchors = self.samples.take(rows), self.anchors.take(rows)
+        return Rows(self.sources, samples, self.seed, turn=self.turn, spans=self.spans, anchors=anchors)
 
     def without(self, rows: Sequence[int]) -> Rows:
         """The same number of rows, with another sample in place of some: the first that is none of them."""
@@ -86,13 +103,18 @@ class Rows:
             key = b""
         return shard, index, key, str(dataset.path).encode("utf-8", "backslashreplace").decode()
 
-    def read(self, field: str) -> Payloads:
-        """Stored bytes of a field, checked. A row whose bytes are damaged is in ``bad``.
+    def read(self, field: str, memory: Memory | None = None) -> Payloads:
+        """Stored bytes of a field, checked. A row whose bytes are damaged is in ``bad``. ``memory``: may be taken for them.
 
         Raises:
             StorageError: reading failed, three times.
         """
-        parts = [(where, self._read_source(number, field, where)) for number, where in self.by_source()]
+        with self.spans.stage(READ):
+            sources = self.by_source()
+            parts = [
+                (where, self._read_source(number, field, where, memory if len(sources) == 1 else None))
+                for number, where in sources
+            ]
         if len(parts) == 1:
             return parts[0][1]
         data = [np.empty(0, np.uint8)] * len(self)
@@ -101,17 +123,17 @@ class Rows:
             whole.present[where] = part.present
             for place, payload in zip(where.tolist(), part.data, strict=True):
                 data[place] = payload
-            for role, sizes in part.sizes.items():
-                if role not in whole.sizes:
-                    whole.sizes[role] = np.zeros((len(self), *sizes.shape[1:]), sizes.dtype)
-                whole.sizes[role][where] = sizes
+            scatter(part.sizes, where, len(self), whole.sizes)
             whole.bad.update({int(where[row]): error for row, error in part.bad.items()})
         return whole
 
-    def _read_source(self, number: int, field: str, where: NDArray[np.int64]) -> Payloads:
+    def _read_source(self, number: int, field: str, where: NDArray[np.int64], memory: Memory | None) -> Payloads:
         dataset, indices = self.sources[number], self.samples.index[where]
         try:
-            ragged = retried(lambda: dataset.read_many(indices, [field], decode=False)[field])
+            if memory is None:
+                ragged = retried(lambda: dataset.read_many(indices, [field], decode=False)[field])
+            else:
+                ragged = retried(lambda: dataset.read_stored(indices, field, memory))
             sizes = retried(lambda: dataset.sizes(field, indices))
         except FormatError:
             return self._one_by_one(dataset, field, indices)
@@ -129,13 +151,12 @@ class Rows:
                 ragged = retried(lambda one=one: dataset.read_many(one, [field], decode=False)[field])
                 sizes = retried(lambda one=one: dataset.sizes(field, one))
             except FormatError as error:
+                if isinstance(error, NOT_THE_FILE):
+                    raise
                 found.bad[row] = error
                 continue
             data[row], found.present[row] = ragged[0], ragged.present[0]
-            for role, column in sizes.items():
-                if role not in found.sizes:
-                    found.sizes[role] = np.zeros((len(indices), *column.shape[1:]), column.dtype)
-                found.sizes[role][row] = column[0]
+            scatter(sizes, [row], len(indices), found.sizes)
         return found
 
 
@@ -144,8 +165,9 @@ def retried(call: Any) -> Any:
     for attempt in range(1, TRIES + 1):
         try:
             return call()
-        except StorageError:
-            if attempt == TRIES:
+        except StorageError as error:
+            # A server was asked again already, until the deadline.
+            if attempt == TRIES or isinstance(error, RemoteError):
                 raise
             time.sleep(RETRY_SECONDS * attempt)
     raise AssertionError

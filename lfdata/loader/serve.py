@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import queue
 import select
 import signal
 import socket
@@ -14,64 +13,79 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from lfdata.codecs.pixels import watch_width
 from lfdata.loader import spec as specs
 from lfdata.loader.jobs import STARTED, Done, Failure, Job
 from lfdata.loader.produce import Producer
-from lfdata.loader.slots import LANES, Slots
+from lfdata.loader.slots import DEPTH, LANES, Slots
+from lfdata.loader.task import Task
 from lfdata.loader.wire import Receiver, send, unpack
+from lfdata.schedule.work import Class, WorkQueue
 
 # How long ending may take.
 END_SECONDS = 5.0
+# From so many bytes on memory is got from the system and given back to it: in a heap, it would grow in pieces that do not fit each other.
+LARGE = 1 << 20
 # How often the decoder looks whether the trainer lives.
 LOOK_SECONDS = 1.0
 
 
 class Lanes:
-    """Threads that take jobs in turn: while one plans and reads, another decodes."""
+    """Threads that do jobs, stage by stage, in the order of a :class:`WorkQueue`: while one plans, reads or augments, another decodes."""
 
     def __init__(self, producer: Producer, slots: Slots, deliver: Callable[[Done], None], first_lane: int = 0) -> None:
         self._producer, self._slots, self._deliver = producer, slots, deliver
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._depths, self._first = [0] * len(Class), first_lane
+        self._work: WorkQueue[Task] = WorkQueue(self._tell)
         self._threads = [
-            threading.Thread(target=self._work, args=(first_lane + number,), name=f"lfdata-lane-{number}", daemon=True)
+            threading.Thread(target=self._run, args=(first_lane + number,), name=f"lfdata-lane-{number}", daemon=True)
             for number in range(LANES)
         ]
         for thread in self._threads:
             thread.start()
 
     def submit(self, job: Job) -> None:
-        """Have a job done."""
-        self._jobs.put(job)
+        """Have a job done. Jobs are numbered in the order in which they are needed."""
+        self._work.open(job.number)
+        self._work.put(self._producer.task(job, self._slots, self._producer.spec.threads), Class.DECODE, job.number)
+
+    def _tell(self, kind: int, count: int) -> None:
+        """How much work waits, for the loader's statistics."""
+        self._depths[kind] = count
+        decode, *rest = self._depths
+        self._slots.lanes[self._first, DEPTH], self._slots.lanes[self._first + 1, DEPTH] = decode, sum(rest)
 
     def close(self) -> None:
-        """Drop what has not begun, finish what is in work, and end. A thread that does not come back is left to itself."""
-        with suppress(queue.Empty):
-            while True:
-                self._jobs.get_nowait()
-        for _ in self._threads:
-            self._jobs.put(None)
+        """Drop what waits, finish the stages in work, and end. A thread that does not come back is left to itself."""
+        self._work.close()
         deadline = time.monotonic() + END_SECONDS
         for thread in self._threads:
             # The garbage collector may close an engine in one of its own threads.
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _work(self, lane: int) -> None:
-        while (job := self._jobs.get()) is not None:
+    def _run(self, lane: int) -> None:
+        while (task := self._work.take()) is not None:
+            job = task.job
             try:
-                done = self._producer.run(job, self._slots, lane, self._producer.spec.threads)
+                # After a crash the cause of the next must be known: nothing else goes on beside such a job.
+                found = self._producer.run(job, self._slots, lane, task.lane.threads) if job.alone else task.advance(lane)
             except BaseException as error:
                 # A user's function that calls sys.exit() must not end a lane without an answer.
-                done = Done(job.number, 0, failure=Failure.of(RuntimeError(repr(error)), job.first))
-            self._deliver(done)
+                found = Done(job.number, 0, failure=Failure.of(RuntimeError(repr(error)), job.first))
+            if isinstance(found, Done):
+                self._work.done(job.number)
+                self._deliver(found)
+            else:
+                self._work.put(task, found, job.number)
 
 
 def keep_memory() -> None:
-    """Have the C library keep what is freed: buffers of a batch come again with the next."""
+    """Have the C library keep what is freed: buffers of a batch come again with the next. Large ones are kept by those who use them."""
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         trim, mmap_threshold = -1, -3
-        libc.mallopt(mmap_threshold, 1 << 30)
+        libc.mallopt(mmap_threshold, LARGE)
         libc.mallopt(trim, 1 << 30)
 
 
@@ -99,6 +113,7 @@ def main(arguments: list[str]) -> None:
         os.close(greeting)
         producer = Producer(specs.decode(hello.spec))
         slots = Slots(hello.slots, hello.slot_bytes, memory, hello.lanes)
+        watch_width(slots.width)
     except Exception as error:
         deliver(Done(STARTED, 0, failure=Failure.of(error, 0)))
         return

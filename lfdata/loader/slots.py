@@ -22,11 +22,12 @@ from lfdata.errors import LimitError, StorageError
 ALIGN = 64
 PAGE = 4096
 LANES = 2
-# What each lane tells about its work, in the first page: job, epoch, first step, steps, phase; the row that is tried alone.
-JOB, EPOCH, STEP, STEPS, PHASE, ROW = range(6)
+# What each lane tells about its work, in the first page: job, epoch, first step, steps, phase; the sample that is tried alone. And of its
+# decoder the work that waits: to be decoded in the first lane's place, to be augmented or mixed in the second's.
+JOB, EPOCH, STEP, STEPS, PHASE, SOURCE, INDEX, DEPTH = range(8)
 LANE_BYTES = 64
-PHASES = ("idle", "planning", "decoding", "trying samples one by one of")
-IDLE, PLANNING, DECODING, TRYING = range(4)
+PHASES = ("idle", "planning", "decoding", "trying samples one by one of", "augmenting", "mixing")
+IDLE, PLANNING, DECODING, TRYING, AUGMENTING, MIXING = range(6)
 ADVICE = "Lower batch_size, prefetch or processes, or give ragged fields a fixed length"
 SHARED_MEMORY = "/dev/shm"
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -50,6 +51,11 @@ class Place:
     @property
     def end(self) -> int:
         return self.offset + int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return int(np.dtype(self.dtype).itemsize) * math.prod(self.shape[1:])
 
     def of(self, slot: Any) -> NDArray[Any]:
         """The array, as a view of the slot's memory."""
@@ -174,6 +180,15 @@ class Slots:
             raise LimitError("memory", None, reason) from error
         width = LANE_BYTES // 8
         self.lanes: NDArray[np.int64] = np.frombuffer(self._map, np.int64, lanes * width).reshape(lanes, width)
+        # The last lane's place is nobody's: how many threads of a decoder may decode at a time (0: all).
+        self.width: NDArray[np.int64] = np.frombuffer(self._map, np.int64, 1, PAGE - LANE_BYTES)
+        # And how busy the GPU is (lfdata.schedule.sampler).
+        self.board: NDArray[np.int64] = np.frombuffer(self._map, np.int64, 2, PAGE - LANE_BYTES + 8)
+
+    def queued(self) -> tuple[int, int]:
+        """Pieces of work that wait in all decoders: to be decoded, and to be augmented or mixed."""
+        depths = self.lanes[: len(self.lanes) // LANES * LANES, DEPTH].reshape(-1, LANES)
+        return int(depths[:, 0].sum()), int(depths[:, 1].sum())
 
     def slot(self, number: int) -> memoryview:
         """One slot's memory. The mapping lives as long as any view of it."""

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from lfdata.storage import Cache
+
 # Steps of small samples that share a slot make about this many bytes; of samples that are only copied more, since nobody waits for that.
 SLOT_BYTES, COPIED_SLOT_BYTES = 1 << 20, 4 << 20
 MOST_STEPS_A_SLOT = 64
@@ -16,7 +18,7 @@ class SourceSpec(msgspec.Struct, frozen=True):
     """One data set.
 
     Attributes:
-        path: its directory, absolute, as the file system has it.
+        path: its directory, absolute, as the file system has it; or its URL.
         fingerprint: digest of its manifest and selection.
         selection: bitmap of the rows that take part, little-endian bits (``numpy.packbits``); ``None`` for all.
         name: how events and statistics call it.
@@ -63,7 +65,8 @@ class BadSpec(msgspec.Struct, frozen=True):
 
 class Spec(msgspec.Struct, frozen=True):
     """What comes out (see :attr:`identity`), for which rank, and how. Of an epoch's steps only ``first``, ``first + every``, ..., which are
-    counted 0, 1, ... then, are made here; all, but in a worker of torch's DataLoader."""
+    counted 0, 1, ... then, are made here; all, but in a worker of torch's DataLoader. ``cache``: where files that are not local are kept;
+    ``node``: first of the ranks that share it, and their number."""
 
     sources: tuple[SourceSpec, ...]
     fields: tuple[FieldSpec, ...]
@@ -81,6 +84,8 @@ class Spec(msgspec.Struct, frozen=True):
     poison: bool = False
     first: int = 0
     every: int = 1
+    cache: Cache | None = None
+    node: tuple[int, int] = (0, 1)
 
     @property
     def identity(self) -> dict[str, str]:

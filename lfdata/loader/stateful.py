@@ -86,6 +86,8 @@ class Steps(Iterator[Batch]):
         self._last: dict[str, Any] | None = None
 
     def __next__(self) -> Batch:
+        if self._last is not None:
+            raise StopIteration
         if self._batches is None:
             self._batches = iter(self._loader)
         epoch = self._loader.epoch
@@ -93,9 +95,8 @@ class Steps(Iterator[Batch]):
             return next(self._batches)
         except StopIteration:
             # The loader stands before its next epoch now; this iteration is still at the end of its own.
-            if self._last is None:
-                self._last = self._loader.end_of(epoch)
-                self._loader.close()
+            self._last = self._loader.end_of(epoch)
+            self._loader.close()
             raise
 
     def state_dict(self) -> dict[str, Any]:
@@ -116,3 +117,6 @@ class Steps(Iterator[Batch]):
             )
         self._loader.load_state_dict(state["loader"])
         self._batches = self._last = None
+        if self._loader.epoch != state["loader"]["epoch"]:
+            # The end of an epoch: this iteration has nothing left.
+            self._last = dict(state["loader"])

@@ -42,6 +42,7 @@ class Receiver:
 
     def __init__(self, connection: socket.socket, kind: Any) -> None:
         self._connection, self._decoder, self._buffer = connection, msgspec.msgpack.Decoder(kind), bytearray()
+        self._room = bytearray(1 << 16)
 
     def next(self) -> Any:
         """The next message; ``None`` when the other end has gone."""
@@ -59,11 +60,12 @@ class Receiver:
     def fill(self) -> bool:
         """Read what is there, waiting for at least one byte; false at the end."""
         try:
-            data = self._connection.recv(1 << 20)
+            # Into memory that is there: a buffer of its own for each call would be asked of the kernel, and given back.
+            count = self._connection.recv_into(self._room)
         except ConnectionError:
             return False
-        self._buffer += data
-        return bool(data)
+        self._buffer += memoryview(self._room)[:count]
+        return bool(count)
 
     def ready(self) -> bool:
         """Whether a whole message is here already."""

@@ -23,6 +23,7 @@ from lfdata.transforms.pixels import ColorJitter, PixelTransform, RandAugment, R
 from lfdata.transforms.spec import from_spec, to_spec
 from lfdata.transforms.tokens import Tokens
 from lfdata.transforms.user import Map
+from lfdata.transforms.window import Window
 
 # Classes by what they are, for isinstance.
 GEOMETRY = (Geometry,)
@@ -56,6 +57,7 @@ __all__ = [
     "Tokens",
     "Transform",
     "Uniform",
+    "Window",
     "declared",
     "from_spec",
     "operation",

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
+from lfdata.codecs.lazy_pil import pil
 from lfdata.errors import OptionError
 from lfdata.order.permutation import Permutation, make_key
 from lfdata.transforms.base import BATCH, Declared, Transform, put, put_float, put_range, refuse
@@ -236,7 +236,9 @@ def _span(u: Floats, half: Floats, length: int) -> tuple[Ints, Ints]:
 def _scale(source: Pixels, target: Pixels) -> None:
     size = target.shape[1], target.shape[0]
     if source.shape[2] == 3:
-        target[...] = np.asarray(Image.fromarray(source).resize(size, Image.Resampling.BILINEAR))
+        target[...] = np.asarray(pil().Image.fromarray(source).resize(size, pil().Image.Resampling.BILINEAR))
         return
     for channel in range(source.shape[2]):  # one by one: PIL would weight colours by transparency
-        target[:, :, channel] = np.asarray(Image.fromarray(source[:, :, channel]).resize(size, Image.Resampling.BILINEAR))
+        target[:, :, channel] = np.asarray(
+            pil().Image.fromarray(source[:, :, channel]).resize(size, pil().Image.Resampling.BILINEAR)
+        )

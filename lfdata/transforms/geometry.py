@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -254,7 +255,7 @@ class RandomResizedCrop(Geometry, frozen=True):
 
     def fold(self, state: State, u: Floats) -> None:
         """Take a part and scale it."""
-        first, last = log(self.ratio).tolist()
+        first, last = _logarithms(self.ratio)
         sides: Floats = state.extent.astype(np.float64)
         width, height = sides[:, :1], sides[:, 1:]
         area = (u[:, :TRIES] * (self.scale[1] - self.scale[0]) + self.scale[0]) * (width * height)
@@ -336,6 +337,12 @@ def place(ops: Sequence[Geometry], widths: Any, heights: Any, uniform: Uniform, 
         for row in state.bad:
             boxes[row] = (0, 0, *state.source[row])
     return Placed(boxes, state.flips, output_size(ops), state.extent[:, ::-1], state.bad)
+
+
+@lru_cache(maxsize=64)
+def _logarithms(ratio: tuple[float, float]) -> tuple[float, float]:
+    first, last = log(ratio).tolist()
+    return first, last
 
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:

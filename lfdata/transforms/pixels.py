@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageEnhance, ImageOps
 
+from lfdata.codecs.lazy_pil import pil
 from lfdata.errors import OptionError, SampleError
 from lfdata.transforms.base import VALUES, Declared, Transform, put, put_float, put_int, put_range, refuse
 
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
 Pixels = NDArray[np.uint8]
 Floats = NDArray[np.float64]
-Picture = Image.Image
 
 _ORDERS = tuple(itertools.permutations(range(4)))
 _GREY = np.uint32(19595), np.uint32(38470), np.uint32(7471)  # what PIL takes for 0.299, 0.587 and 0.114, in 65536ths
@@ -167,7 +169,8 @@ def _check(image: Pixels) -> None:
 
 def _picture(image: Pixels) -> Picture:
     _check(image)
-    return Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+    made: Picture = pil().Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+    return made
 
 
 def _store(image: Pixels, picture: Picture) -> None:
@@ -193,11 +196,13 @@ def _contrast(picture: Picture, factor: float) -> Picture:
 
 
 def _saturation(picture: Picture, factor: float) -> Picture:
-    return ImageEnhance.Color(picture).enhance(factor)
+    made: Picture = pil().ImageEnhance.Color(picture).enhance(factor)
+    return made
 
 
 def _sharpness(picture: Picture, factor: float) -> Picture:
-    return ImageEnhance.Sharpness(picture).enhance(factor)
+    made: Picture = pil().ImageEnhance.Sharpness(picture).enhance(factor)
+    return made
 
 
 def _hue(picture: Picture, shift: float) -> Picture:
@@ -205,7 +210,8 @@ def _hue(picture: Picture, shift: float) -> Picture:
         return picture
     hue, saturation, value = picture.convert("HSV").split()
     turned = np.asarray(hue) + np.uint8(int(shift * 255) & 255)  # wraps, as hues do
-    return Image.merge("HSV", (Image.fromarray(turned), saturation, value)).convert("RGB")
+    made: Picture = pil().Image.merge("HSV", (pil().Image.fromarray(turned), saturation, value)).convert("RGB")
+    return made
 
 
 _CHANGES = 14
@@ -226,21 +232,24 @@ def _change(picture: Picture, number: int, v: float, fill: int) -> Picture:
         case 4:
             return _affine(picture, outside, 1.0, 0.0, 0.0, 0.0, 1.0, -float(int(150 / 331 * picture.height * v)))
         case 5:
-            return picture.rotate(30.0 * v, Image.Resampling.NEAREST, fillcolor=outside)
+            return picture.rotate(30.0 * v, pil().Image.Resampling.NEAREST, fillcolor=outside)
         case 6 | 7 | 8 | 9:
             change = (_brightness, _saturation, _contrast, _sharpness)[number - 6]
             return change(picture, 1.0 + 0.9 * v)
         case 10:
-            return ImageOps.posterize(picture, 8 - round(4 * abs(v)))
+            made: Picture = pil().ImageOps.posterize(picture, 8 - round(4 * abs(v)))
         case 11:
             limit = 255.0 * (1.0 - abs(v))
             table = [value if value < limit else 255 - value for value in range(256)]
             return picture.point(table * len(picture.getbands()))
         case 12:
-            return ImageOps.autocontrast(picture)
+            made = pil().ImageOps.autocontrast(picture)
         case _:
-            return ImageOps.equalize(picture)
+            made = pil().ImageOps.equalize(picture)
+    return made
 
 
 def _affine(picture: Picture, outside: Any, *matrix: float) -> Picture:
-    return picture.transform(picture.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=outside)
+    return picture.transform(
+        picture.size, pil().Image.Transform.AFFINE, matrix, pil().Image.Resampling.NEAREST, fillcolor=outside
+    )

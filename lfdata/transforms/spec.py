@@ -15,6 +15,7 @@ from lfdata.transforms.geometry import CenterCrop, Crop, RandomCrop, RandomHoriz
 from lfdata.transforms.pixels import ColorJitter, RandAugment, RandomGrayscale
 from lfdata.transforms.tokens import Tokens
 from lfdata.transforms.user import Map
+from lfdata.transforms.window import Window
 
 _Any = (
     AudioWindow
@@ -33,6 +34,7 @@ _Any = (
     | RandomResizedCrop
     | Resize
     | Tokens
+    | Window
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -11,8 +12,10 @@ from click.testing import CliRunner
 
 from benchmarks.commands import plot_
 from benchmarks.harness import plot
+from benchmarks.harness.report import REPO
 from benchmarks.record import RESULTS, read
 
+DOCS_PLOTS = REPO / "docs" / "plots"
 RECORDS = sorted(RESULTS.glob("W*.json"))
 
 
@@ -35,6 +38,19 @@ def test_every_subject_that_ran_has_its_bar(path: Path, tmp_path: Path) -> None:
     before = text
     CliRunner().invoke(plot_.command, [str(path), "--output", str(tmp_path)])
     assert (tmp_path / f"{path.stem}.svg").read_text() == before, "the same record, another file"
+
+
+def test_plots_that_are_not_their_records_are_told(tmp_path: Path) -> None:
+    shutil.copytree(DOCS_PLOTS, tmp_path / "plots")
+    shutil.copytree(RESULTS, tmp_path / "results")
+    records = sorted((tmp_path / "results").glob("W*.json"))
+    assert plot.stale(records, tmp_path / "plots") == []
+    (tmp_path / "plots" / f"{records[1].stem}.svg").unlink()
+    changed = read(records[0])
+    metric = changed["options"].get("metric") or "samples_s"
+    next(one for one in changed["results"].values() if one["status"] == "ok")[metric]["median"] *= 1.001
+    records[0].write_bytes(msgspec.json.encode(changed))
+    assert plot.stale(records, tmp_path / "plots") == [f"{record.stem}.svg" for record in records[:2]]
 
 
 def test_bars_are_medians_and_extremes(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from multimodalkit import write_source
 from PIL import Image
 
 from benchmarks.commands import run_
-from benchmarks.harness import environments, process, runner, verify
+from benchmarks.harness import checks, entries, environments, process, runner, verify
 from benchmarks.harness.process import AbsentError, Memory, SubjectError
 from benchmarks.harness.work import WORKLOADS
 
@@ -34,7 +34,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for module in (environments, runner, run_):
+    for module in (environments, runner, run_, checks):
         monkeypatch.setattr(module, "HOME", tmp_path)
     return tmp_path
 
@@ -83,7 +83,7 @@ def test_multimodal_samples(home: Path) -> None:
         pytest.importorskip(module)
     found = _results(home, "W4", write_source(home), "lfdata_reader,torch_pil,bare_calls", "--workers", "1", "--seconds", "0.1")
     for result in found.values():
-        assert result["check"]["compared"] == 3 and result["check"]["worst_audio_difference"] < 0.01
+        assert result["check"]["compared"] == 6 and result["check"]["worst_audio_difference"] < 0.01
 
 
 def test_building_and_single_reads(pictures: Path, home: Path) -> None:
@@ -115,15 +115,19 @@ def test_resuming_gives_the_rest_of_the_epoch(home: Path, tmp_path: Path) -> Non
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8))
     for number in range(12 * 64 + 7):
         picture.save(pictures / f"{number:04d}.jpg")
-    found = _results(home, "W8", pictures, "lfdata_reader,torch_pil,bare_calls", "--workers", "1")
-    for result in found.values():
-        assert result["epoch"] == {"missing": 0, "again": 0} and result["resume_s"]["median"] > 0
-    assert [result["loads_state"] for result in found.values()] == [True, True, False]
+    found = _results(home, "W8", pictures, "lfdata_reader,torch_pil,bare_calls,webdataset", "--workers", "1")
+    for name, result in found.items():
+        # webdataset shuffles anew in every process, and has no state: what its user loses is told.
+        assert result["epoch"]["missing"] == result["epoch"]["again"] and result["resume_s"]["median"] > 0
+        assert name.startswith("webdataset") or result["epoch"]["missing"] == 0
+    assert [result["loads_state"] for result in found.values()] == [True, True, True, False]
 
 
 @pytest.mark.slow
 def test_native_crops(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("simplejpeg")
+    if shutil.which("jpegtran") is None:
+        pytest.skip("jpegtran (libjpeg-turbo-progs) is not installed")
     for name, value in {"PHOTO_WIDTH": 900, "PHOTO_HEIGHT": 700, "PHOTOS": 64}.items():
         monkeypatch.setattr(verify, name, value)
     photos = tmp_path / "photos"
@@ -170,8 +174,9 @@ def _request(pictures: Path, **more: Any) -> dict[str, Any]:
         "cores": 1,
         "seed": 0,
         "workers": 0,
+        "samples": 24,
     }
-    return base | {"seconds": 0.01} | more
+    return base | {"seconds": 0.01, "step": 0.0} | more
 
 
 def test_failures_are_named(pictures: Path, tmp_path: Path) -> None:
@@ -220,7 +225,7 @@ def test_a_count_that_fails_does_not_cost_the_others(pictures: Path, monkeypatch
         return {"samples_s": 5.0}
 
     monkeypatch.setattr(runner.Runner, "measure", measure)
-    entry = runner.Entry("a", "torch_pil", result={"workers_swept": [1, 2]})
+    entry = entries.Entry("a", "torch_pil", result={"workers_swept": [1, 2]})
     sweep = runner.Runner(WORKLOADS["W2"], pictures, runner.Options(), print).sweep
     failing = {2}
     assert sweep(entry) == 1 and entry.result["sweep"] == {"1": 5.0, "2": "no way with 2"}
@@ -229,10 +234,31 @@ def test_a_count_that_fails_does_not_cost_the_others(pictures: Path, monkeypatch
         sweep(entry)
 
 
+@pytest.mark.parametrize(("unlucky", "status"), [(1, "ok"), (2, "other work")])
+def test_what_chance_does_gets_a_second_try(
+    pictures: Path, home: Path, monkeypatch: pytest.MonkeyPatch, unlucky: int, status: str
+) -> None:
+    tries: list[Path] = []
+    check = verify.check_crops
+
+    def unlikely(kept: Path) -> dict[str, float]:
+        tries.append(kept)
+        if len(tries) <= unlucky:
+            raise verify.UnlikelyError("flips")
+        return check(kept)
+
+    monkeypatch.setattr(verify, "check_crops", unlikely)
+    run = runner.Runner(WORKLOADS["W1"], pictures, runner.Options(workers=(0,)), print)
+    entry = entries.Entry("a", "torch_pil")
+    run._guard(entry, run.prepare)
+    run._guard(entry, run.check)
+    assert (entry.status, len(tries)) == (status, 2)
+
+
 def test_worker_counts_are_those_a_subject_has() -> None:
-    assert runner.counts_of([0, 1, 2], [2, 8]) == [2, 8]
-    assert runner.counts_of([1, 2], [0, 2]) == [2] and runner.counts_of([1, 2], [0]) == [1, 2]
-    assert runner.counts_of([0], [2]) == [0] and runner.counts_of([1, 2], []) == [1, 2]
+    assert entries.counts_of([0, 1, 2], [2, 8]) == [2, 8]
+    assert entries.counts_of([1, 2], [0, 2]) == [2] and entries.counts_of([1, 2], [0]) == [1, 2]
+    assert entries.counts_of([0], [2]) == [0] and entries.counts_of([1, 2], []) == [1, 2]
 
 
 def test_a_failure_late_in_the_run_keeps_what_was_measured(pictures: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,8 +273,10 @@ def test_a_failure_late_in_the_run_keeps_what_was_measured(pictures: Path, home:
 
     monkeypatch.setattr(runner.Runner, "measure", failing)
     options = ("--seconds", "0.01", "--workers", "0", "--repeats", "2", "--output", home / "r.json")
-    assert _run("W2", "--data", pictures, "--subjects", "torch_pil,torch_pil", *options).exit_code == 0
+    run = _run("W2", "--data", pictures, "--subjects", "torch_pil,torch_pil", *options)
+    assert run.exit_code == 0 and "interrupted" not in run.output
     first, second = json.loads((home / "r.json").read_text())["results"].values()
+    assert not json.loads((home / "r.json").read_text())["options"].get("interrupted")
     assert (first["status"], first["reason"]) == ("failed", "out of luck") and len(first["samples_s"]["repeats"]) == 1
     assert second["status"] == "ok" and len(second["samples_s"]["repeats"]) == 2
 
@@ -282,7 +310,7 @@ def test_counts_that_are_near_are_tried_again(pictures: Path, monkeypatch: pytes
         return {"samples_s": next(rates[workers])}
 
     monkeypatch.setattr(runner.Runner, "measure", measure)
-    entry = runner.Entry("a", "torch_pil", result={"workers_swept": [0, 1, 2]})
+    entry = entries.Entry("a", "torch_pil", result={"workers_swept": [0, 1, 2]})
     sweep = runner.Runner(WORKLOADS["W2"], pictures, runner.Options(), print).sweep
     assert sweep(entry) == 1 and entry.result["sweep"] == {"0": 10.0, "1": 95.0, "2": 81.0}
     assert tried == [0, 1, 2, 1, 2, 1, 2]
@@ -311,3 +339,18 @@ def _children(mark: str) -> list[str]:
         if f"LFBENCH_TEST_MARK={mark}\0".encode() in environment:
             found.append(path.parent.name)
     return found
+
+
+def test_the_harness_does_not_measure_its_own_pictures(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_, "HOME", pictures / "bench-data")
+    run = _run("W2", "--data", pictures, "--subjects", "torch_pil")
+    assert run.exit_code == 2 and "the folder of the samples alone" in run.output
+
+
+def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
+    from benchmarks.harness.sources import SourceError, opened
+
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.jpg", "PNG")
+    assert opened(tmp_path / "a.jpg").size == (8, 8)
+    with pytest.raises(SourceError, match=r"a\.jpg: a PNG file"):
+        opened(tmp_path / "a.jpg", jpeg=True)

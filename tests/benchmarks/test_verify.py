@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import random
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,14 @@ KINDS = [("image", (224, 224, 3), "uint8")]
 
 def test_every_key_once() -> None:
     verify.check_keys(W2, {"keys": [[2, 0, 1], [0, 1, 2]], "kinds": KINDS}, 3)
+    # A second epoch that was left early has what came of it.
+    verify.check_keys(W2, {"keys": [[2, 0, 1], [0, 1]], "kinds": KINDS, "cut": True}, 3)
+    for keys in ([0, 0], [7], []):
+        with pytest.raises(WrongWorkError, match="epoch 1: "):
+            verify.check_keys(W2, {"keys": [[2, 0, 1], keys], "kinds": KINDS, "cut": True}, 3)
     for keys, words in [
         ([[0, 1]], "1 are missing"),
+        ([[]], "3 are missing"),
         ([[0, 1, 2, 2]], r"1 come more than once \(first: 2\)"),
         ([[0, 1, 2, 7]], r"1 are unknown \(first: 7\)"),
         ([[0, 1, 2], []], "epoch 1: of 3 keys 3 are missing"),
@@ -70,11 +77,16 @@ def test_tokens_are_compared_with_the_source(tmp_path: Path) -> None:
     ids = np.random.default_rng(0).integers(0, 1000, 5 * 2048 + 9, dtype=np.uint16)
     np.save(tmp_path / "tokens.npy", ids)
     rows = ids[: 5 * 2048].reshape(5, 2048)
-    np.savez(tmp_path / "kept.npz", keys=[3, 0], tokens=rows[[3, 0]])
-    assert verify.check_tokens(tmp_path, tmp_path / "kept.npz") == {"compared": 2}
+    signed = {"signature_keys": np.arange(5), "signatures": [zlib.crc32(row) for row in rows]}
+    np.savez(tmp_path / "kept.npz", keys=[3, 0], tokens=rows[[3, 0]], **signed)
+    assert verify.check_tokens(tmp_path, tmp_path / "kept.npz") == {"compared": 2, "compared_signatures": 5}
+    swapped = signed | {"signature_keys": [0, 2, 1, 3, 4]}
+    np.savez(tmp_path / "kept.npz", keys=[3, 0], tokens=rows[[3, 0]], **swapped)
+    with pytest.raises(WrongWorkError, match="key 2: other ids"):
+        verify.check_tokens(tmp_path, tmp_path / "kept.npz")
     wrong = rows[[3, 0]].copy()
     wrong[1, 7] += 1
-    np.savez(tmp_path / "kept.npz", keys=[3, 0], tokens=wrong)
+    np.savez(tmp_path / "kept.npz", keys=[3, 0], tokens=wrong, **signed)
     with pytest.raises(WrongWorkError, match="key 0: 1 of 2048 ids"):
         verify.check_tokens(tmp_path, tmp_path / "kept.npz")
 
@@ -92,9 +104,18 @@ def ramp(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_a_crop_is_read_off_a_ramp(ramp: Any, resample: Any) -> None:
     for x, y, w, h in [(0, 0, 512, 384), (10, 20, 150, 130), (200, 100, 260, 200), (3, 5, 380, 290)]:
         image = ramp.crop((x, y, x + w, y + h)).resize((224, 224), resample)
-        width, height, flipped = verify.rectangle(np.asarray(image))
+        width, height, flipped, left, top = verify.rectangle(np.asarray(image))
         assert (width, height, flipped) == (pytest.approx(w, rel=0.02), pytest.approx(h, rel=0.02), False)
-        assert verify.rectangle(np.asarray(image)[:, ::-1])[2]
+        assert (left, top) == (pytest.approx(x, abs=3), pytest.approx(y, abs=3))
+        assert verify.rectangle(np.asarray(image)[:, ::-1])[2:] == (
+            True,
+            pytest.approx(left, abs=1e-6),
+            pytest.approx(top, abs=1e-6),
+        )
+
+
+# Of one shade, so that one ramp does for all; each comes in several epochs.
+KEYS = np.array([key for key in range(512 * 32) if verify.shade(key) == verify.shade(0)])
 
 
 def _crops(ramp: Any, path: Path, draw: Any, flip: float = 0.5, count: int = 600) -> Path:
@@ -104,7 +125,7 @@ def _crops(ramp: Any, path: Path, draw: Any, flip: float = 0.5, count: int = 600
         x, y, w, h = draw(rng)
         image = np.asarray(ramp.crop((x, y, x + w, y + h)).resize((224, 224), Image.Resampling.BILINEAR))
         images.append(image[:, ::-1] if rng.random() < flip else image)
-    np.savez(path, image=np.stack(images), keys=np.zeros(count, np.int64))
+    np.savez(path, image=np.stack(images), keys=KEYS[np.arange(count) % len(KEYS)])
     return path
 
 
@@ -127,10 +148,26 @@ def test_distributions_of_crops(ramp: Any, tmp_path: Path) -> None:
     for name, draw, flip, words in [
         ("narrow", _narrow, 0.5, "crop areas"),
         ("square", _square, 0.5, "crop (aspects|areas)"),
+        ("top left", lambda rng: (0, 0, *draw_crop(rng, 512, 384)[2:]), 0.5, "crop lefts"),
+        ("top", lambda rng: (draw_crop(rng, 512, 384)[0] // 4, 0, *draw_crop(rng, 512, 384)[2:]), 0.5, "crop (lefts|tops)"),
         ("never flipped", lambda rng: draw_crop(rng, 512, 384), 0.0, "flipped"),
     ]:
         with pytest.raises(WrongWorkError, match=words):
             verify.check_crops(_crops(ramp, tmp_path / f"{name}.npz", draw, flip))
+
+
+def test_crops_that_come_again_in_the_next_epoch_are_refused(ramp: Any, tmp_path: Path) -> None:
+    found = np.load(_crops(ramp, tmp_path / "once.npz", lambda rng: draw_crop(rng, 512, 384), count=300))
+    replayed = {name: np.concatenate([found[name]] * 2) for name in ("keys", "image")}
+    np.savez(tmp_path / "twice.npz", **replayed)
+    with pytest.raises(WrongWorkError, match="300 of 300 pictures came with the crop of the epoch before"):
+        verify.check_crops(tmp_path / "twice.npz")
+    # One in twenty may, whatever the reason; a flip of the same crop is another one.
+    verify.check_other_crops([*range(20), *range(20)], [(float(n), 9.0) for n in [*range(0, 100, 5), *range(195, 95, -5)]])
+    crops = [(100.0, 90.0, 5.0, 7.0, 0.0), (100.0, 90.0, 5.0, 7.0, 99.0)]
+    verify.check_other_crops([3, 3], crops)
+    with pytest.raises(WrongWorkError, match="1 of 1"):
+        verify.check_other_crops([3, 3], [crops[0], crops[0]])
 
 
 def test_every_ramp_comes_under_its_own_key(tmp_path: Path) -> None:
@@ -214,7 +251,7 @@ def test_native_crops_lie_anywhere_and_keep_their_scale(tmp_path: Path) -> None:
         for _ in range(400):
             x, y = left(photo.shape[1] - size), int(rng.integers(0, photo.shape[0] - size + 1))
             crops.append(np.asarray(Image.fromarray(photo[y : y + size, x : x + size]).resize((224, 224))))
-        np.savez(tmp_path / "kept.npz", image=np.stack(crops), keys=np.zeros(400, np.int64))
+        np.savez(tmp_path / "kept.npz", image=np.stack(crops), keys=KEYS[:400])
         return tmp_path / "kept.npz"
 
     assert verify.check_native(kept(224, lambda room: int(rng.integers(0, room + 1))))["crops"] == 400

@@ -317,7 +317,8 @@ def test_report_names_the_pil_and_its_libraries() -> None:
 
 def _checked(monkeypatch: pytest.MonkeyPatch, version: str, library: str | None, package: str | None) -> list[str]:
     monkeypatch.setattr(pil_versions.features, "version_module", lambda _name: version)
-    monkeypatch.setattr(pil_versions, "loaded_library", lambda _stem: Path(library) if library else None)
+    others = [Path("/v/lib/python3.11/site-packages/av.libs/libwebp-2.so.7")]
+    monkeypatch.setattr(pil_versions, "loaded_libraries", lambda _stem: others + ([Path(library)] if library else []))
     monkeypatch.setattr(pil_versions, "_dpkg_version", lambda _path: package)
     return pil_versions.check_codec_versions()
 
@@ -339,5 +340,5 @@ def test_a_distributions_backport_is_believed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_installed_libwebp_is_found_and_sound() -> None:
-    assert pil_versions.loaded_library("libwebp") is not None
+    assert pil_versions.loaded_libraries("libwebp")
     assert not [f for f in pil_versions.check_codec_versions() if f.startswith("error:")]

@@ -167,6 +167,35 @@ def test_progressive_is_transcoded_without_loss() -> None:
     assert encoder.encode(baseline).payload == baseline
 
 
+@needs_jpegtran
+def test_kept_files_get_restart_markers_without_loss() -> None:
+    encoder, kept = make_image_encoder(options("codec=keep,restart=rows")), make_image_encoder(options("codec=keep"))
+    for how in ({}, {"progressive": True}, {"subsampling": "4:4:4"}, {"restart_marker_blocks": 3}):
+        data = save(photo(90, 70), "JPEG", **how)
+        encoded = encoder.encode(data)
+        assert encoded.aux is not None and np.array_equal(encoded.aux, jpeg.row_offsets(bytes(encoded.payload)))
+        decoder = ImageDecoder(encoder.params)
+        whole = ImageDecoder(kept.params).decode(data, kept.encode(data).sizes)
+        assert np.array_equal(decoder.decode(*_both(encoded)), whole)
+        assert np.array_equal(decoder.decode_rows(*_both(encoded), encoded.aux, 37, 55), whole[37:55])
+    other = save(photo(90, 70), "PNG")
+    assert (encoder.encode(other).payload, encoder.encode(other).aux) == (other, None)
+    assert "jpegtran" in encoder.params and "jpegtran" not in kept.params
+
+
+@needs_jpegtran
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_rows_of_turned_files_are_those_of_the_upright_picture(turn: int) -> None:
+    exif = b"Exif\0\0II*\0\x08\0\0\0\1\0\x12\1\3\0\1\0\0\0" + bytes([turn, 0, 0, 0]) + bytes(4)
+    encoder = make_image_encoder(options("codec=keep,restart=rows"))
+    encoded = encoder.encode(save(photo(90, 70), "JPEG", exif=exif))
+    assert encoded.aux is not None
+    decoder = ImageDecoder(encoder.params)
+    whole = decoder.decode(*_both(encoded))
+    for first, last in ((0, len(whole)), (0, 9), (37, 55), (len(whole) - 1, len(whole))):
+        assert np.array_equal(decoder.decode_rows(*_both(encoded), encoded.aux, first, last), whole[first:last])
+
+
 def _both(encoded: object) -> tuple[bytes, dict[str, int]]:
     return encoded.payload, encoded.sizes  # type: ignore[attr-defined]
 
@@ -175,3 +204,5 @@ def test_transcoding_without_the_tool_names_the_package(monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(OptionError, match="libjpeg-turbo-progs"):
         make_image_encoder(options("codec=keep,transcode=yes"))
+    with pytest.raises(OptionError, match="libjpeg-turbo-progs"):
+        make_image_encoder(options("codec=keep,restart=rows"))

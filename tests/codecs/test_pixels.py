@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,7 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parent))
 from image_samples import exif, options, photo, png16, save
 
-from lfdata.codecs import jpeg
-from lfdata.codecs.base import Encoded
+from lfdata.codecs.base import Encoded, PackedPayloads
 from lfdata.codecs.image import IMAGE_CODECS, make_image_encoder
 from lfdata.codecs.pil_versions import pil_report
 from lfdata.codecs.pixels import CropDecoder, native_module, native_report, resized
@@ -29,6 +29,7 @@ from lfdata.errors import OptionError, SampleError
 POISON = 0xA5
 KEEP = make_image_encoder({"codec": "keep"})
 needs_native = pytest.mark.skipif(native_module is None, reason="lfdata.codecs._pixels is not built")
+needs_jpegtran = pytest.mark.skipif(shutil.which("jpegtran") is None, reason="jpegtran (libjpeg-turbo-progs) is not installed")
 ENGINES = [pytest.param(None, id="native", marks=needs_native), pytest.param(False, id="pil")]
 
 
@@ -448,6 +449,7 @@ def test_restart_marked_rows(native: bool | None) -> None:
     ):
         encoder = make_image_encoder({"codec": "jpeg", "restart": "rows", "subsampling": how})
         item = encoder.encode(np.ascontiguousarray(pixels))
+        plain = make_image_encoder({"codec": "jpeg", "subsampling": how}).encode(np.ascontiguousarray(pixels))
         width, height = item.sizes["width"], item.sizes["height"]
         rng = np.random.default_rng(1)
         corners = np.sort(rng.random((40, 2, 2)), axis=1) * (width, height)
@@ -459,26 +461,117 @@ def test_restart_marked_rows(native: bool | None) -> None:
             (0, height / 2, 1, height / 2 + 1),
         ]
         for size in ((12, 17), (60, 30), (3, 3)):
-            plain, bad = crops([item] * 40, boxes, size, params=encoder.params, native=native)
-            cut, bad_too = crops([item] * 40, boxes, size, params=encoder.params, native=native, aux=[item.aux] * 40)
-            assert not bad and not bad_too and np.array_equal(plain, cut)
+            whole, bad = crops([plain] * 40, boxes, size, native=native)
+            cut, bad_too = crops([item] * 40, boxes, size, params=encoder.params, native=native)
+            assert not bad and not bad_too and np.array_equal(whole, cut)
 
 
+@needs_jpegtran
 @pytest.mark.parametrize("native", ENGINES)
-def test_wrong_restart_offsets(native: bool | None) -> None:
+def test_kept_jpegs_with_restart_markers_give_the_same_crops(native: bool | None) -> None:
+    rng = np.random.default_rng(4)
+    marked = make_image_encoder({"codec": "keep", "restart": "rows"})
+    for make in KINDS.values():
+        plain = KEEP.encode(make())
+        if plain.sizes["codec"] != IMAGE_CODECS["jpeg"]:
+            continue
+        item = marked.encode(make())
+        width, height = item.sizes["width"], item.sizes["height"]
+        corners = np.sort(rng.random((30, 2, 2)), axis=1) * (width, height)
+        boxes = np.concatenate([corners[:, 0], corners[:, 1]], axis=1)
+        for size in ((12, 17), (60, 30)):
+            whole, bad = crops([plain] * 30, boxes, size, native=native)
+            cut, bad_too = crops([item] * 30, boxes, size, params=marked.params, native=native)
+            assert not bad and not bad_too and np.array_equal(whole, cut)
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "sampling", ["2x4", "4x2", "1x4", "4x1", "3x1", "1x3", "2x2,2x1,2x1", "2x2,1x2,1x1", "1x1,2x2,2x2", "4x4"]
+)
+def test_odd_chroma_sampling_gives_the_same_pixels_each_time(sampling: str) -> None:
+    if (tool := shutil.which("cjpeg")) is None:
+        pytest.skip("cjpeg (libjpeg-turbo-progs) is not installed")
+    pixels = np.ascontiguousarray(photo(300, 200))
+    image = b"P6 %d %d 255\n" % (pixels.shape[1], pixels.shape[0]) + pixels.tobytes()
+    for restart in ((), ("-restart", "1")):
+        made = subprocess.run([tool, "-sample", sampling, *restart], input=image, capture_output=True, timeout=60, check=False)
+        if made.returncode:
+            pytest.skip(made.stderr.decode())
+        try:
+            item = KEEP.encode(made.stdout)
+        except SampleError:
+            pytest.skip("PIL does not decode it either")
+        rng = np.random.default_rng(5)
+        corners = np.sort(rng.random((40, 2, 2)), axis=1) * (item.sizes["width"], item.sizes["height"])
+        boxes = np.concatenate([corners[:, 0], corners[:, 1]], axis=1)
+        first, bad = crops([item] * 40, boxes, (24, 24), threads=2)
+        again, _ = crops([item] * 40, boxes, (24, 24), threads=1)
+        wanted, _ = crops([item] * 40, boxes, (24, 24), native=False)
+        assert not bad and np.array_equal(first, again)
+        small = [n for n, box in enumerate(boxes) if min(box[2] - box[0], box[3] - box[1]) < 48]
+        assert small and min(psnr(first[n], wanted[n]) for n in small) > 40
+
+
+@needs_native
+def test_damaged_restart_markers_are_told_as_in_whole_pictures() -> None:
     encoder = make_image_encoder({"codec": "jpeg", "restart": "rows"})
     item = encoder.encode(photo(140, 300))
     assert item.aux is not None
+    payload, starts = bytearray(item.payload), [int(at) for at in item.aux]
     boxes = np.array([[0.0, 200, 100, 260]])
-    plain, _ = crops([item], boxes, (30, 30), params=encoder.params, native=native)
-    for wrong in (item.aux[:-1], item.aux + np.uint64(1), item.aux[::-1].copy(), item.aux * np.uint64(1 << 40), item.aux[:0]):
-        found, bad = crops([item], boxes, (30, 30), params=encoder.params, native=native, aux=[wrong])
-        assert not bad and np.array_equal(found, plain)
+    plain, _ = crops([item], boxes, (30, 30), params=encoder.params)
+    # Above the rows that are needed nothing is decoded, so nothing is found.
+    payload[starts[2] + 10 : starts[3] - 10] = bytes(starts[3] - starts[2] - 20)
+    found, bad = crops([replace(item, payload=bytes(payload))], boxes, (30, 30), params=encoder.params)
+    assert not bad and np.array_equal(found, plain)
+    for at, code in ((starts[2] - 1, 0xD7), (starts[14] - 1, 0xD1), (starts[14] - 1, 0xD9), (starts[2] - 2, 0x12)):
+        broken = bytearray(item.payload)
+        broken[at] = code
+        items = [replace(item, payload=bytes(broken))]
+        found, bad = crops(items, boxes, (30, 30), params=encoder.params)
+        wanted, bad_too = crops(items, boxes, (30, 30), params=encoder.params, native=False)
+        assert set(bad) == set(bad_too) and (bad or np.abs(found.astype(int) - wanted).max() <= EXACT), (at, code)
+    short = replace(item, payload=bytes(item.payload)[: starts[14]])
+    _, bad = crops([short], boxes, (30, 30), params=encoder.params)
+    assert bad[0].code == "truncated"
     taller = columns([item], height=1000)
     for box in (boxes, np.array([[0.0, 800, 100, 990]])):
-        _, bad = crops([item], box, (30, 30), params=encoder.params, native=native, aux=[item.aux], sizes=taller)
+        _, bad = crops([item], box, (30, 30), params=encoder.params, sizes=taller)
         assert bad[0].code == "size-mismatch"
-    assert jpeg.parse(item.payload).restart_interval
+
+
+@needs_native
+def test_calls_at_a_time_share_threads_in_the_order_of_their_turns() -> None:
+    items = [KEEP.encode(jpeg_of(photo(900, 700)))] * 24
+    box = np.array([[0.0, 0, 900, 700]] * 24)
+    ended: list[int] = []
+
+    def call(turn: int) -> None:
+        crops(items, box, (64, 64), threads=1, turn=turn)
+        ended.append(turn)
+
+    expected, _ = crops(items, box, (64, 64), threads=0)
+    for _ in range(3):
+        ended.clear()
+        calls = [threading.Thread(target=call, args=(turn,)) for turn in (9, 7, 5, 3)]
+        for one in calls:
+            one.start()
+        for one in calls:
+            one.join()
+        assert sorted(ended) == [3, 5, 7, 9] and ended.index(3) < ended.index(7)
+    again, bad = crops(items, box, (64, 64), threads=3)
+    assert not bad and np.array_equal(expected, again)
+
+
+@needs_native
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    items, boxes = _mixed()
+    first, _ = crops(items, boxes, (40, 44), threads=3)
+    if (child := os.fork()) == 0:
+        out, _ = crops(items, boxes, (40, 44), threads=3)
+        os._exit(0 if np.array_equal(out, first) else 7)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def _mixed() -> tuple[list[Encoded], np.ndarray]:
@@ -680,3 +773,33 @@ def test_a_picture_owes_nothing_to_the_one_before(native: bool | None) -> None:
     assert set(bad) == {n for n, (_, one) in enumerate(alone) if one}
     for number, (out, one) in enumerate(alone):
         assert one or np.array_equal(together[number], out[0])
+
+
+@needs_native
+def test_parts_of_one_buffer_decode_as_their_copies_do(kinds: dict[str, Encoded]) -> None:
+    items = [kinds["420"], kinds["webp"], kinds["grey"], kinds["420"]]
+    payloads = [bytes(item.payload) for item in items]
+    values = np.frombuffer(b"xy".join([b"", *payloads]), np.uint8)
+    stops = np.cumsum([len(data) + 2 for data in payloads]).astype(np.int64)
+    starts = stops - [len(data) for data in payloads]
+    boxes, out, again = np.array([(0, 0, 90, 90)] * 4, np.float64), *np.zeros((2, 4, 30, 30, 3), np.uint8)
+    decoder = CropDecoder(KEEP.params)
+    sizes, flips = columns(items), np.zeros(4, bool)
+    assert decoder.crop_resize(payloads, sizes, boxes, flips, out) == {}
+    assert decoder.crop_resize(PackedPayloads(values, starts, stops), sizes, boxes, flips, again) == {}
+    assert np.array_equal(out, again) and out.any(axis=(1, 2, 3)).all()
+    for start, stop in ((-1, 5), (5, 4), (0, len(values) + 1)):
+        wrong = starts.copy(), stops.copy()
+        wrong[0][1], wrong[1][1] = start, stop
+        with pytest.raises(IndexError, match="payload 1"):
+            decoder.crop_resize(PackedPayloads(values, *wrong), sizes, boxes, flips, again)
+    assert native_module is not None
+    with pytest.raises(ValueError, match="bounds"):
+        native_module.decode((values, starts, stops[:2]), *[np.zeros(0)] * 6, (3, 3, 3), 0, 0, 0, np.zeros(0, np.int32))
+
+
+@needs_native
+def test_a_process_that_decodes_natively_does_not_import_pil() -> None:
+    code = "import sys, lfdata.loader.serve; sys.exit(any(name.startswith('PIL') for name in sys.modules))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], check=False, env=environment).returncode == 0

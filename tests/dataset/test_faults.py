@@ -396,6 +396,7 @@ def test_reading_imports_nothing_that_a_fork_could_tear(name: str) -> None:
 
 def test_a_forgotten_data_set_keeps_no_descriptors(tmp_path: Path) -> None:
     make(tmp_path, shards=4)
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         data = ShardDataset(tmp_path)

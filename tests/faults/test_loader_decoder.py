@@ -15,6 +15,7 @@ from killkit import environment, gone, wait_until
 from loaderkit import busy, decoders, engine_of, expected, gate, loader, nothing_left, numbers, whole
 from loaderkit import dataset as make_dataset
 
+import lfdata.loader.decoder as decoder_module
 import lfdata.loader.engine as engines
 import lfdata.loader.serve as serve
 from lfdata import Loader
@@ -179,7 +180,7 @@ def test_a_decoder_stopped_while_it_starts(dataset: Path, monkeypatch: Any) -> N
             super().__init__(*arguments, **options)
             os.kill(self.pid, signal.SIGSTOP)
 
-    monkeypatch.setattr(engines.subprocess, "Popen", Stopped)
+    monkeypatch.setattr(decoder_module.subprocess, "Popen", Stopped)
     monkeypatch.setattr(engines, "START_SECONDS", 1.0)
     with nothing_left():
         # Without functions of the user's the trainer does the work meanwhile, and then tells.
@@ -248,12 +249,12 @@ def fails(dataset: Path, kind: type[Exception], match: str) -> None:
 
 
 def test_no_program_to_start(dataset: Path, place: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(engines.sys, "executable", str(place / "no-python"))
+    monkeypatch.setattr(decoder_module.sys, "executable", str(place / "no-python"))
     fails(dataset, DecoderError, "cannot be started: .*no-python")
 
 
 def test_a_program_that_is_no_decoder(dataset: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(engines.sys, "executable", "/bin/false")
+    monkeypatch.setattr(decoder_module.sys, "executable", "/bin/false")
     fails(dataset, DecoderError, "exited with 1; in work: nothing")
 
 
@@ -270,7 +271,7 @@ def test_a_bad_hello(dataset: Path, monkeypatch: Any) -> None:
 
 def test_missing_descriptors(dataset: Path, monkeypatch: Any, capfd: Any) -> None:
     popen = subprocess.Popen
-    monkeypatch.setattr(engines.subprocess, "Popen", lambda *a, **o: popen(*a, **o | {"pass_fds": ()}))
+    monkeypatch.setattr(decoder_module.subprocess, "Popen", lambda *a, **o: popen(*a, **o | {"pass_fds": ()}))
     fails(dataset, DecoderError, "exited with 1")
     assert "Bad file descriptor" in capfd.readouterr().err
 
@@ -311,7 +312,7 @@ def test_a_spec_larger_than_the_socket_takes(dataset: Path, monkeypatch: Any) ->
         code = f"import sys; {decode}; from lfdata.loader.serve import main; main(sys.argv[1:])"
         return popen([command[0], "-P", "-c", code, *command[4:]], **options)
 
-    monkeypatch.setattr(engines.subprocess, "Popen", start)
+    monkeypatch.setattr(decoder_module.subprocess, "Popen", start)
     with nothing_left():
         one = loader(dataset)
         assert whole(one) == expected()
@@ -330,19 +331,19 @@ def test_an_answer_that_cannot_travel(dataset: Path, place: Path, monkeypatch: A
     """A message with a lone surrogate (a file's name that is not UTF-8) is told in its place, not lost."""
     popen = subprocess.Popen
     patch = (
-        "import lfdata.loader.produce as p; f = p.Producer.run; "
-        "p.Producer.run = lambda self, job, *a: p.Done(job.number, 0, failure=p.Failure('FormatError', ('\\udcff', 1, 'x'), 0))"
+        "import lfdata.loader.task as t; from lfdata.loader.jobs import Failure; "
+        "t.Task.advance = lambda self, lane: t.Done(self.job.number, 0, failure=Failure('FormatError', ('\\udcff', 1, 'x'), 0))"
     )
 
     def start(command: list[str], **options: Any) -> Any:
         code = f"import sys; {patch}; from lfdata.loader.serve import main; main(sys.argv[1:])"
         return popen([command[0], "-P", "-c", code, *command[4:]], **options)
 
-    monkeypatch.setattr(engines.subprocess, "Popen", start)
+    monkeypatch.setattr(decoder_module.subprocess, "Popen", start)
     fails(dataset, DecoderError, "UnicodeEncodeError")
 
 
 def test_shards_of_torn_numbers(dataset: Path) -> None:
     one = loader(dataset, engine="inline")
-    assert "s0000" in engines.shards(one._producer, 0, 0, 3)
-    assert "shards unknown" in engines.shards(one._producer, 0, 1 << 70, 1)
+    assert "s0000" in decoder_module.shards(one._producer, 0, 0, 3)
+    assert "shards unknown" in decoder_module.shards(one._producer, 0, 1 << 70, 1)

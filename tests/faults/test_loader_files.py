@@ -228,3 +228,19 @@ def test_errors_arrive_as_what_they_are(place: Path, kind: type[FormatError]) ->
     with pytest.raises(FormatError, match=name.name) as caught:
         whole(one)
     assert caught.value.file.endswith(name.name)
+
+
+@pytest.mark.parametrize("policy", ["replace", "mask"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_file_cut_under_way_is_no_bad_sample(place: Path, engine: str, policy: str) -> None:
+    target = dataset(place)
+    one = loader(target, engine=engine, bad_samples=policy, most_bad_rate=1.0)
+    batches = iter(one)
+    next(batches)
+    for shard in shards(target):
+        os.truncate(shard, 0)
+    with pytest.raises(FormatError, match="truncated|ends|bytes"):
+        for _ in range(3):
+            list(one)
+    assert one.stats()["bad"] == 0
+    one.close()

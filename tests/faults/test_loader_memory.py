@@ -321,7 +321,7 @@ def test_many_cycles_leave_nothing(dataset: Path) -> None:
 
 @pytest.mark.fault
 def test_a_thousand_cycles_leave_nothing(dataset: Path) -> None:
-    cycles(dataset, 1000, 2)
+    cycles(dataset, 1000, 5)
 
 
 def flat(dataset: Path, batches: int, engine: str) -> None:

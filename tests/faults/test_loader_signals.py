@@ -257,9 +257,9 @@ def test_interrupted_before_the_first_batch(dataset: Path, place: Path, door: Pa
 
 
 def test_interrupted_during_close(dataset: Path, place: Path, door: Path, monkeypatch: Any) -> None:
-    import lfdata.loader.engine as engines
+    from lfdata.loader import decoder
 
-    wait, told = engines._Decoder.wait, []
+    wait, told = decoder.Decoder.wait, []
 
     def body(tell: Tell) -> None:
         batches = batches_of(dataset, tell, 2, processes=2)
@@ -271,7 +271,7 @@ def test_interrupted_during_close(dataset: Path, place: Path, door: Path, monkey
                 time.sleep(10)
             return wait(self, seconds)
 
-        monkeypatch.setattr(engines._Decoder, "wait", waits)
+        monkeypatch.setattr(decoder.Decoder, "wait", waits)
         batches.close()
 
     interrupt(place, body)
@@ -302,7 +302,7 @@ def test_interrupted_at_random(dataset: Path, place: Path, door: Path) -> None:
 
 @pytest.mark.fault
 def test_interrupted_at_random_often(dataset: Path, place: Path, door: Path) -> None:
-    random_interrupts(dataset, place, 40, 2)
+    random_interrupts(dataset, place, 24, 2)
 
 
 # -- the end of the program -------------------------------------------------------------------------------------------------

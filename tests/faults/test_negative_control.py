@@ -81,8 +81,8 @@ def _journal_removed_early(patch: Patch) -> None:
 
 
 def _torn_tail_not_synced(patch: Patch) -> None:
-    def resume(files: Files, target: Path) -> Any:
-        path = journal.journal_path(target)
+    def resume(files: Files, target: Path, task: Any = None) -> Any:
+        path = journal.journal_path(target, task)
         entries, size = journal.read(path)
         return journal.Journal(files, files.append(path, size)), entries
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,8 @@ def _reader(target: Path, stop: Path) -> int:
             seen |= generation
             if len(generation) != 1 or len(samples) != RECORDS:
                 return MIXED
+            if whole > 1 and len(seen) > 1:
+                (stop.parent / f"seen-{os.getpid()}").touch()
         if last:
             return FINE if whole > 1 and len(seen) > 1 else NEVER
 
@@ -50,6 +54,7 @@ def _with_reader(target: Path, stop: Path, rounds: int) -> int:
         if not child:
             status = 1
             try:
+                gc.freeze()  # or every collection copies the whole heap of the parent
                 status = _reader(target, stop)
             except BaseException as error:
                 os.write(2, f"in the reader: {error!r}\n".encode())
@@ -57,8 +62,14 @@ def _with_reader(target: Path, stop: Path, rounds: int) -> int:
                 os._exit(status)
         readers.append(child)
     try:
-        for round_ in range(1, rounds):
-            run(target, synthetic(RECORDS, round_ % 3), OPTIONS, overwrite=True)
+        for number in range(1, rounds):
+            run(target, synthetic(RECORDS, number % 3), OPTIONS, overwrite=True)
+        # A reader that is slower than the replacements meets one in every pass: more rounds, at a slower and slower pace.
+        extra = 0
+        while len(list(stop.parent.glob("seen-*"))) < len(readers) and extra < 20:
+            extra += 1
+            run(target, synthetic(RECORDS, extra % 3), OPTIONS, overwrite=True)
+            time.sleep(0.5 * extra)
     finally:
         stop.touch()
         results = [os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1]) for reader in readers]

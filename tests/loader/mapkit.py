@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from typing import Any
 
 import numpy as np
@@ -36,4 +37,33 @@ def crashes_on_five(value: Any) -> np.ndarray:
 def always_crashes(value: Any) -> np.ndarray:
     """For Map: no sample survives."""
     os.abort()
+    return np.array([int(value)], np.int64)
+
+
+def crashes_on_tens(value: Any) -> np.ndarray:
+    """For Map: every tenth ends its process."""
+    if int(value) % 10 == 0:
+        ctypes.string_at(0)
+    return np.array([int(value)], np.int64)
+
+
+def crashes_on_most(value: Any) -> np.ndarray:
+    """For Map: three of the first eight end their process, and stand in for each other."""
+    if int(value) in (5, 6, 7):
+        ctypes.string_at(0)
+    return np.array([int(value)], np.int64)
+
+
+def crashes_on_one_picture(pixels: np.ndarray) -> np.ndarray:
+    """For Map: one picture, known by its sum, ends the process."""
+    if int(pixels.sum(dtype=np.int64)) == int(os.environ.get("CRASHING_PICTURE", "-1")):
+        ctypes.string_at(0)
+    return pixels
+
+
+def forks_on_five(value: Any) -> np.ndarray:
+    """For Map: a process that outlives the decoder's and keeps its descriptors."""
+    if int(value) == 5 and not os.fork():
+        time.sleep(20)
+        os._exit(0)
     return np.array([int(value)], np.int64)

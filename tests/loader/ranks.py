@@ -13,15 +13,48 @@ import torch.distributed
 import lfdata.transforms as T
 from lfdata import Loader
 
-FIELDS: dict[str, dict[str, Any] | None] = {
+# Which sources a case reads, and how.
+SOURCES = {
+    "pictures": "pictures",
+    "jitter": "pictures",
+    "whole": "kinds",
+    "numbers": "numbers",
+    "one": "number",
+    "block": "number",
+    "sequential": "number",
+    "where": "number",
+    "buckets": "number",
+    "mixed buckets": "numbers",
+    "packed": "numbers",
+    "packed alone": "number",
+    "micro": "number",
+}
+FIELDS: dict[str, Any] = {
     "pictures": {"image": [T.RandomResizedCrop(16), T.RandomHorizontalFlip()], "label": None},
-    "numbers": None,
+    "jitter": {"image": [T.RandomResizedCrop(16), T.ColorJitter(0.4), T.RandAugment(2, 9)], "label": None},
     "packed": {"ids": None},
+    "packed alone": {"ids": None},
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "pictures": {"batch_transforms": [T.MixUp(labels=("label",))], "bad_samples": "replace", "most_bad_rate": 1.0},
+    "jitter": {
+        "batch_transforms": [T.Mosaic()],
+        "bad_samples": "replace",
+        "most_bad_rate": 1.0,
+        "shuffle": "block",
+        "block": 16,
+    },
+    "whole": {"tail": "pad"},
     "numbers": {"mixture": {"weights": [0.7, 0.3], "block": 16, "n": 112}},
+    "one": {"tail": "pad"},
+    "block": {"shuffle": "block", "block": 10, "window": 3},
+    "sequential": {"shuffle": "sequential", "tail": "pad"},
+    "where": {"where": lambda data: data.column("label") % 3 != 1},
+    "buckets": {"buckets": {"field": "ids", "window": 48}, "tail": "pad"},
+    "mixed buckets": {"mixture": {"temperature": 2.0, "block": 16}, "buckets": {"field": "ids", "window": 48}},
     "packed": {"mixture": {"block": 16}, "packing": {"field": "ids", "window": 32, "capacity": 9}, "tail": "pad"},
+    "packed alone": {"packing": {"field": "ids", "window": 24, "capacity": 4}, "shuffle": "block", "block": 12},
+    "micro": {"accumulate": 2},
 }
 
 
@@ -41,15 +74,19 @@ def rows(batch: dict[str, Any]) -> list[str]:
     return found
 
 
-def run(name: str, sources: list[str], steps: int, state: Any, **options: Any) -> dict[str, Any]:
-    """Some steps from a state on."""
-    loader = Loader(sources if len(sources) > 1 else sources[0], 8, FIELDS[name], seed=3, **OPTIONS[name], **options)
+def run(name: str, sources: list[str], batch: int, steps: int, state: Any, **options: Any) -> dict[str, Any]:
+    """Some steps from a state on; micro-batches of a step count as one."""
+    loader = Loader(sources if len(sources) > 1 else sources[0], batch, FIELDS.get(name), seed=3, **OPTIONS[name], **options)
     if state is not None:
         loader.load_state_dict(state)
     found: list[list[str]] = []
-    for batch in loader:
-        found.append(rows(batch))
-        if len(found) == steps:
+    micro = OPTIONS[name].get("accumulate", 1)
+    for number, made in enumerate(loader, 1):
+        if (number - 1) % micro:
+            found[-1] += rows(made)
+        else:
+            found.append(rows(made))
+        if len(found) == steps and number % micro == 0:
             break
     result = {"steps": found, "state": loader.state_dict()}
     loader.close()
@@ -57,7 +94,7 @@ def run(name: str, sources: list[str], steps: int, state: Any, **options: Any) -
 
 
 def main(task: Path) -> None:
-    """Task: a list of [name, sources, steps, state]. The rank comes from the process group, then from the environment."""
+    """Task: a list of [name, sources, batch size, steps, state]. The rank comes from the process group, then from the environment."""
     todo = json.loads(task.read_text())
     torch.distributed.init_process_group("gloo")
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()

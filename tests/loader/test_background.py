@@ -12,7 +12,7 @@ import pytest
 import lfdata.transforms as T
 from benchmarks.synthetic import write_tokens_dataset
 from lfdata import Loader
-from lfdata.errors import CorruptError
+from lfdata.errors import CorruptError, StorageError
 from lfdata.format import gather
 
 pytestmark = pytest.mark.skipif(gather.native is None, reason="the native module is not built")
@@ -99,3 +99,24 @@ def test_damage_is_named_as_if_it_was_read_in_turn(data: Path, rows: Any, tmp_pa
 
 def test_one_thread_reads_in_turn(data: Path, begun: list[Any]) -> None:
     assert sum(1 for _ in _loader(data, threads=1)) == -(-ROWS // 16) and not begun
+
+
+def test_planning_ahead_that_fails_is_told_in_its_turn(data: Path, rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = _loader(data, shuffle="sequential")
+    plan = loader._producer.plan
+    work = plan.work
+
+    def failing(epoch: int, first: int, steps: int) -> Any:
+        if first >= 128:
+            raise StorageError("index", "read", 5, "the index cannot be read")
+        return work(epoch, first, steps)
+
+    monkeypatch.setattr(plan, "work", failing)
+    batches = iter(loader)
+    # The second slot is begun with the first; the third, with the second, fails.
+    got = [next(batches)["tokens"].numpy() for _ in range(128)]
+    assert np.array_equal(np.concatenate(got), rows[: 128 * 16])
+    with pytest.raises(StorageError, match="the index cannot be read"):
+        next(batches)
+    monkeypatch.setattr(plan, "work", work)
+    assert sum(1 for _ in loader) == len(loader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -62,3 +63,44 @@ def test_nothing_is_decoded_here_if_so_asked(pictures: Path) -> None:
         engine = engine or loader._pipelines[0]._engine
         assert not engine._helps and batch["image"].equal(plain[number])
     loader.close()
+
+
+def test_more_crashes_than_are_allowed_in_a_row_but_batches_between_them(numbers: Path) -> None:
+    fields = {"label": [T.Map("mapkit:crashes_on_tens", (1,), "int64")]}
+    loader = Loader(numbers, 4, fields, bad_samples="mask", tail="pad", most_bad_rate=1.0, where=np.arange(103) < 60, **HOW)
+    loader._producer.steps = 1
+    masked = [batch["__index__"][~batch["__mask__"]].tolist() for batch in loader]
+    assert [index for batch in masked for index in batch] == [0, 10, 20, 30, 40, 50]
+    loader.close()
+
+
+def test_a_substitute_that_crashes_is_replaced_too(numbers: Path) -> None:
+    fields = {"label": [T.Map("mapkit:crashes_on_most", (1,), "int64")]}
+    loader = Loader(numbers, 4, fields, bad_samples="replace", most_bad_rate=1.0, where=np.arange(103) < 8, **HOW)
+    found = [int(value) for batch in loader for value in batch["label"][:, 0]]
+    assert len(found) == 8 and set(found) <= {0, 1, 2, 3, 4}
+    loader.close()
+
+
+def test_a_partner_of_another_rank_that_crashes_is_masked_on_every_rank(pictures: Path) -> None:
+    crashing = {"image": [T.CenterCrop(16), T.Map("mapkit:crashes_on_one_picture", (16, 16, 3), "uint8")], "label": None}
+    plain = next(iter(Loader(pictures, 8, {"image": [T.CenterCrop(16)]}, shuffle="sequential", engine="inline")))
+    os.environ["CRASHING_PICTURE"] = str(int(plain["image"][6].long().sum()))
+    try:
+        for rank in (0, 1):
+            loader = Loader(
+                pictures,
+                8,
+                crashing,
+                batch_transforms=[T.MixUp(field="image", labels=["label"])],
+                bad_samples="mask",
+                most_bad_rate=1.0,
+                rank=rank,
+                world_size=2,
+                **HOW,
+            )
+            batch = next(iter(loader))
+            assert batch["__mask__"].tolist() == ([True] * 4 if rank == 0 else [True, True, False, True])
+            loader.close()
+    finally:
+        del os.environ["CRASHING_PICTURE"]

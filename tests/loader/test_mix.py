@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batchkit import BAD_HOW, digests, epoch_of, poisoned, same
+import torch
+from batchkit import BAD_HOW, digests, epoch_of, poisoned, same, write_pictures
 
 import lfdata.transforms as T
 from lfdata import Loader
@@ -81,3 +82,41 @@ def test_what_cannot_be_mixed_is_refused(complete: Path, ops: Any, what: str) ->
         Loader(complete, 8, {"image": [T.CenterCrop(20)], "caption": None}, batch_transforms=ops, engine="inline")
     with pytest.raises(OptionError, match="one size"):
         Loader(complete, 8, ["image"], batch_transforms=[T.MixUp()], engine="inline")
+
+
+@pytest.mark.parametrize(
+    "op", [T.MixUp(4.0, labels=["label"]), T.CutMix(4.0, labels=["label"]), T.Mosaic(labels=["label"])], ids=str
+)
+@pytest.mark.parametrize("world", [1, 2])
+def test_nothing_of_a_bad_picture_reaches_a_good_one(tmp_path: Path, op: Any, world: int) -> None:
+    good = write_pictures(tmp_path / "good", 16)
+    bad = write_pictures(tmp_path / "bad", 16, bad=[3, 9])
+    how: dict[str, Any] = {
+        "shuffle": "sequential",
+        "engine": "inline",
+        "most_bad_rate": 1.0,
+        "bad_samples": "mask",
+        "world_size": world,
+    }
+    fields = {"image": [T.CenterCrop(16)], "label": None}
+    partners = 0
+    for rank in range(world):
+        plain = next(iter(Loader(good, 16, fields, rank=rank, **how)))
+        mixed = next(iter(Loader(good, 16, fields, rank=rank, batch_transforms=[op], **how)))
+        found = next(iter(Loader(bad, 16, fields, rank=rank, batch_transforms=[op], **how)))
+        wrong = [int(index) in (3, 9) for index in found["__index__"]]
+        assert (~found["__mask__"]).tolist() == wrong
+        for row in range(len(wrong)):
+            if wrong[row]:
+                assert not found["image"][row].any()
+            elif torch.equal(found["image"][row], mixed["image"][row]):
+                continue
+            elif op.partners == 1:
+                # Its partner is bad: it is what it was.
+                partners += 1
+                assert torch.equal(found["image"][row], plain["image"][row])
+                assert found["label.partner"][row, 0] == found["label"][row]
+            else:
+                partners += 1
+                assert (found["label.partner"][row] == found["label"][row]).any()
+    assert partners

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,12 @@ def test_another_world_size_goes_on_from_the_same_sample(case: str, step: int, r
         loaders = [make(case, request, rank=rank, world_size=after) for rank in range(after)]
         for loader in loaders:
             loader.load_state_dict(states[0])
-            assert loader.state_dict()["samples"] == step * 8
-        found = epoch_of(loaders)
-        assert len(found) == len(whole) - step and all(map(same, found, whole[step:]))
+            assert loader.state_dict()["samples"] == (step * 8 if step < len(whole) else 0)
+        if step < len(whole):
+            found = epoch_of(loaders)
+            assert len(found) == len(whole) - step and all(map(same, found, whole[step:]))
+        else:
+            assert {loader.epoch for loader in loaders} == {1}
 
 
 @pytest.mark.parametrize("engine", ["thread", "process"])
@@ -157,7 +161,7 @@ def test_after_the_last_batch(numbers: Path) -> None:
     assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (1, 0)
     again = Loader(numbers, 8, engine="inline")
     again.load_state_dict(state)
-    assert list(again) == [] and again.epoch == 1
+    assert (again.epoch, again.state_dict()["samples"]) == (1, 0)
     assert digests(again) == whole[12:]
 
 
@@ -292,3 +296,67 @@ def test_another_build_of_the_decoders_warns(pictures: Path, monkeypatch: pytest
     with pytest.warns(UserWarning, match="jpeg: .* then, another now"):
         loader.load_state_dict(state)
     assert len(list(loader)) == 6
+
+
+def test_a_consumer_that_counts_batches_comes_to_the_next_epoch(numbers: Path) -> None:
+    whole = digests(Loader(numbers, 8, engine="inline"), epochs=4)
+    loader = Loader(numbers, 8, engine="inline")
+    found = []
+    for _ in range(2):
+        batches = iter(loader)
+        found += [digest(next(batches)) for _ in range(len(loader))]
+    # The iterator is kept; now one that is dropped.
+    state = through_json(loader.state_dict())
+    del batches
+    found += [digest(batch) for _, batch in zip(range(len(loader)), loader, strict=False)]
+    found += digests(loader)
+    assert found == whole
+    again = Loader(numbers, 8, engine="inline")
+    again.load_state_dict(state)
+    assert (again.epoch, again.state_dict()["samples"]) == (2, 0)
+    assert digests(again, epochs=2) == whole[2 * len(loader) :]
+
+
+def test_the_decoder_goes_on_when_every_batch_was_taken(pictures: Path) -> None:
+    loader = Loader(pictures, 8, PICTURES, engine="process")
+    for _ in range(3):
+        batches = iter(loader)
+        for _ in range(len(loader)):
+            next(batches)
+        batches.close()
+        assert loader._pipelines
+    batches = iter(loader)
+    next(batches)
+    batches.close()
+    assert not loader._pipelines
+
+
+def test_a_loaded_place_is_kept_until_a_batch_is_taken(numbers: Path) -> None:
+    whole = digests(Loader(numbers, 8, engine="inline"), epochs=2)
+    loader = Loader(numbers, 8, engine="inline")
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+    state = through_json(loader.state_dict())
+    other = Loader(numbers, 8, engine="inline")
+    other.load_state_dict(state)
+    iter(other)
+    other.set_epoch(other.epoch)
+    assert [digest(batch) for batch in other] == whole[2 : len(loader)]
+    other.load_state_dict(state)
+    other.set_epoch(1)
+    assert digests(other) == whole[len(loader) :]
+    other.load_state_dict(state)
+    next(iter(other))
+    other.set_epoch(0)
+    assert digests(other) == whole[: len(loader)]
+
+
+def test_another_decoder_is_told(pictures: Path) -> None:
+    state = through_json(Loader(pictures, 8, PICTURES, engine="inline").state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Loader(pictures, 8, PICTURES, engine="inline").load_state_dict(state)
+    if state["build"]["native"] == "True":
+        with pytest.warns(UserWarning, match="native: True then, False now"):
+            Loader(pictures, 8, PICTURES, engine="inline", native=False).load_state_dict(state)

@@ -16,12 +16,14 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def sources(damaged: Path, numbers: Path, more_numbers: Path) -> dict[str, list[str]]:
-    return {
+def sources(damaged: Path, complete: Path, numbers: Path, more_numbers: Path) -> dict[str, list[str]]:
+    sets = {
         "pictures": [str(damaged)],
+        "kinds": [str(complete)],
+        "number": [str(numbers)],
         "numbers": [str(numbers), str(more_numbers)],
-        "packed": [str(numbers), str(more_numbers)],
     }
+    return {name: sets[kind] for name, kind in ranks.SOURCES.items()}
 
 
 def torchrun(folder: Path, world: int, tasks: list[Any]) -> list[list[dict[str, Any]]]:
@@ -49,28 +51,36 @@ def joined(found: list[list[dict[str, Any]]], number: int) -> list[list[str]]:
     return [[row for part in parts for row in part] for parts in steps]
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_the_same_keys_and_bytes_as_one_process(tmp_path: Path, sources: dict[str, list[str]], world: int) -> None:
-    names = list(sources)
-    found = torchrun(tmp_path, world, [[name, sources[name], -1, None] for name in names])
+def alone(name: str, sources: dict[str, list[str]], batch: int, state: Any = None) -> dict[str, Any]:
+    """The case in this process, one rank."""
+    return ranks.run(name, sources[name], batch, -1, state, engine="inline", rank=0, world_size=1)
+
+
+@pytest.mark.parametrize(("world", "batch"), [(2, 8), (4, 12)])
+def test_the_same_keys_and_bytes_as_one_process(tmp_path: Path, sources: dict[str, list[str]], world: int, batch: int) -> None:
+    names = [name for name in sources if name != "micro" or batch % (2 * world) == 0]
+    found = torchrun(tmp_path, world, [[name, sources[name], batch, -1, None] for name in names])
     for number, name in enumerate(names):
-        alone = ranks.run(name, sources[name], -1, None, engine="inline", rank=0, world_size=1)
-        assert len(alone["steps"]) > 3
+        one = alone(name, sources, batch)
+        assert len(one["steps"]) > 2
         for engine in (0, len(names)):
-            assert joined(found, number + engine) == alone["steps"]
+            assert joined(found, number + engine) == one["steps"], name
             assert all(mine[number + engine]["state"] == found[0][number]["state"] for mine in found)
-        states = found[0][number]["state"], alone["state"]
+        states = found[0][number]["state"], one["state"]
         assert all({**state, "world_size": 0} == {**states[0], "world_size": 0} for state in states)
 
 
-def test_from_two_ranks_on_four_and_on_one(tmp_path: Path, sources: dict[str, list[str]]) -> None:
-    names, steps = list(sources), 3
-    begun = torchrun(tmp_path / "two", 2, [[name, sources[name], steps, None] for name in names])
+@pytest.mark.parametrize(("batch", "steps"), [(12, 2)])
+def test_from_two_ranks_on_four_three_and_one(tmp_path: Path, sources: dict[str, list[str]], batch: int, steps: int) -> None:
+    names = [name for name in sources if name != "micro"]
+    begun = torchrun(tmp_path / "2", 2, [[name, sources[name], batch, steps, None] for name in names])
     states = [mine["state"] for mine in begun[0][: len(names)]]
     assert [mine["state"] for mine in begun[1][: len(names)]] == states
-    four = torchrun(tmp_path / "four", 4, [[name, sources[name], -1, state] for name, state in zip(names, states, strict=True)])
+    tasks = [[name, sources[name], batch, -1, state] for name, state in zip(names, states, strict=True)]
+    on = {world: torchrun(tmp_path / str(world), world, tasks) for world in (3, 4)}
     for number, (name, state) in enumerate(zip(names, states, strict=True)):
-        whole = ranks.run(name, sources[name], -1, None, engine="inline", rank=0, world_size=1)["steps"]
-        assert joined(begun, number) == whole[:steps]
-        assert joined(four, number) == joined(four, number + len(names)) == whole[steps:]
-        assert ranks.run(name, sources[name], -1, state, engine="inline", rank=0, world_size=1)["steps"] == whole[steps:]
+        whole = alone(name, sources, batch)["steps"]
+        assert joined(begun, number) == whole[:steps], name
+        for found in on.values():
+            assert joined(found, number) == joined(found, number + len(names)) == whole[steps:], name
+        assert alone(name, sources, batch, state)["steps"] == whole[steps:], name

@@ -72,11 +72,11 @@ def test_a_finished_conversion_is_left_as_it_is(tmp_path: Path) -> None:
 def test_another_conversion_is_refused_and_says_what_differs(tmp_path: Path) -> None:
     target = tmp_path / "t"
     interrupted(target)
-    with pytest.raises(TargetExistsError, match=r"source\.seed: 0 -> 1"):
+    with pytest.raises(TargetExistsError, match=r"source\.seed: 0, now 1"):
         run(target, synthetic(RECORDS, 1), resume=True)
-    with pytest.raises(TargetExistsError, match=r"options\.shard_bytes: 14000 -> 9000"):
+    with pytest.raises(TargetExistsError, match=r"options\.shard_bytes: 14000, now 9000"):
         run(target, resume=True, shard_bytes=9000)
-    with pytest.raises(TargetExistsError, match=r"source\.records: 100 -> 99"):
+    with pytest.raises(TargetExistsError, match=r"source\.records: 100, now 99"):
         run(target, synthetic(RECORDS - 1), resume=True)
     finish(target)
     assert digests(target) == expected_digests(synthetic(RECORDS))

@@ -142,5 +142,5 @@ def test_options_and_roots_that_make_no_sense_are_refused(tmp_path: Path) -> Non
     with pytest.raises(SourceError, match="image"):
         open_source(str(root / "c" / "1.png"))
     with pytest.raises(OptionError, match="webdataset"):
-        open_source(str(root), kind="parquet")
+        open_source(str(root), kind="spreadsheet")
     assert scan(open_source(str(fill(tmp_path / "empty")))) == ([], [])

@@ -46,6 +46,12 @@ def empty(path: Path) -> Path:
         ("t.NDJSON", "table"),
         ("t.csv", "table"),
         ("t.tsv", "table"),
+        ("t.parquet", "parquet"),
+        ("t-*.PARQUET", "parquet"),
+        ("t-{0..3}.parquet::u.pq", "parquet"),
+        ("t.arrow", "arrow"),
+        ("t.h5", "hdf5"),
+        ("t-*.HDF5", "hdf5"),
     ],
 )
 def test_kind_by_name(name: str, kind: str) -> None:
@@ -55,11 +61,11 @@ def test_kind_by_name(name: str, kind: str) -> None:
 def test_kind_of_what_exists(tmp_path: Path) -> None:
     empty(tmp_path / "tars" / "b.tgz")
     empty(tmp_path / "pictures, {2}::x" / "cat.jpg")
-    empty(tmp_path / "table.parquet")
+    empty(tmp_path / "table.xlsx")
     assert guess_kind(str(tmp_path / "tars")) == "webdataset"
     assert guess_kind(str(tmp_path / "pictures, {2}::x")) == "image-folder"
     with pytest.raises(SourceError, match=r"\.jsonl.*\.tar"):
-        guess_kind(str(tmp_path / "table.parquet"))
+        guess_kind(str(tmp_path / "table.xlsx"))
     with pytest.raises(SourceError, match="no such file"):
         guess_kind(str(tmp_path / "nothing"))
     with pytest.raises(OptionError, match="webdataset"):

@@ -13,6 +13,12 @@ from faultkit import digests, run, synthetic, values
 
 from lfdata.errors import FormatError
 from lfdata.format.meta import INDEX, MANIFEST, read_manifest
+from shard_builder.fields import parse_field
+from shard_builder.operations.build import BuildOptions
+from shard_builder.operations.fields import add_field
+from shard_builder.operations.filtering import filter_samples
+from shard_builder.operations.merge import merge
+from shard_builder.operations.selecting import ShardSizes
 from shard_builder.verbs.repair import rebuild_manifest
 
 
@@ -65,3 +71,34 @@ def test_shards_of_two_conversions_are_refused(tmp_path: Path) -> None:
         rebuild_manifest(tmp_path / "a")
     with pytest.raises(FormatError, match="no base shards"):
         rebuild_manifest(tmp_path / "b")
+
+
+def test_the_manifest_of_a_result_comes_back_with_its_shards_in_order(tmp_path: Path) -> None:
+    run(tmp_path / "a")
+    run(tmp_path / "b", synthetic(seed=1, keys={str(number): f"other/{number}" for number in range(100)}))
+    build = BuildOptions(ShardSizes(shard_bytes=20_000), workers=1)
+    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "m", duplicates="first", build=build)
+    filter_samples(tmp_path / "m", tmp_path / "f", "label != 3 and label != 60", build=build)
+    for name in ("m", "f"):
+        before, samples = read_manifest(tmp_path / name), repr(values(tmp_path / name))
+        (tmp_path / name / MANIFEST).unlink()
+        assert repair(tmp_path / name).returncode == 0
+        after = read_manifest(tmp_path / name)
+        assert (after.shards, after.fields, after.statistics) == (before.shards, before.fields, before.statistics)
+        assert repr(values(tmp_path / name)) == samples
+    last = sorted((tmp_path / "f").glob("*.lfd"))[-1]
+    (tmp_path / "f" / MANIFEST).unlink()
+    last.unlink()
+    done = repair(tmp_path / "f")
+    assert done.returncode == 1 and "missing" in done.stderr, "a missing last shard is noticed"
+
+
+def test_a_field_that_only_some_shards_have_beside_them_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    run(tmp_path / "t")
+    add_field(tmp_path / "t", parse_field("copy:scalar=label,dtype=int64"), workers=1)
+    manifest = read_manifest(tmp_path / "t")
+    (tmp_path / "t" / manifest.shards[0].sidecars[0].file).unlink()
+    (tmp_path / "t" / MANIFEST).unlink()
+    rebuilt, warnings = rebuild_manifest(tmp_path / "t")
+    assert len(warnings) == len(manifest.shards) - 1 and "did not finish" in warnings[0]
+    assert "copy" not in {field.name for field in rebuilt.fields} and not any(shard.sidecars for shard in rebuilt.shards)

@@ -263,3 +263,14 @@ def test_the_command_writes_the_sheet_and_lists_faults(tmp_path: Path) -> None:
     assert run.exit_code == 1 and [bad["key"] for bad in json.loads(run.output)["bad"]] == ["bad"]
     assert CliRunner().invoke(command, [*arguments, "--indices", "1-x"]).exit_code == 2
     assert {path.name for path in tmp_path.iterdir()} == {"set", "sheet.png"}
+
+
+def test_a_data_set_without_samples_gives_a_sheet_that_says_so(tmp_path: Path) -> None:
+    _build.build(tmp_path / "set", [])
+    answer = CliRunner().invoke(command, [str(tmp_path / "set"), "-o", str(tmp_path / "sheet.png")])
+    assert answer.exit_code == 0 and "no samples" in answer.output
+    assert Image.open(tmp_path / "sheet.png").size[0] > 0
+    for more in (["--sample", "0"], ["--indices", "0"], ["--start", "3"]):
+        asked = CliRunner().invoke(command, [str(tmp_path / "set"), "-o", str(tmp_path / "other.png"), *more])
+        assert "the data set has no samples" in str(asked.exception)
+    assert not (tmp_path / "other.png").exists()

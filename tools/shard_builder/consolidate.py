@@ -33,6 +33,7 @@ def write_consolidated(directory: Path, manifest: Manifest, files: Files) -> Non
             lambda number, field, role: shard(number).file_of(field).column(field, role),
             lambda number: shard(number).base.key_hashes(),
             files,
+            lambda number: shard(number).files,
         )
     finally:
         pool.close()

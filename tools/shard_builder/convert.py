@@ -8,7 +8,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,12 @@ from lfdata.codecs.registry import library_versions
 from lfdata.errors import LfdataError, OptionError, SampleError, SourceError, TargetExistsError
 from lfdata.format.durable import Files
 from lfdata.format.layout import MAJOR, MINOR
-from lfdata.format.meta import (
-    INDEX,
-    MANIFEST,
-    FieldMeta,
-    Manifest,
-    ShardEntry,
-    encode_manifest,
-    merge_statistics,
-    read_manifest,
-)
+from lfdata.format.meta import MANIFEST, FieldMeta, ShardEntry, read_manifest
 from shard_builder import report
-from shard_builder.consolidate import write_consolidated
-from shard_builder.journal import Journal, journal_path, work_directory
+from shard_builder.complete import Made, complete
+from shard_builder.differences import told
+from shard_builder.journal import Journal, task_journals
+from shard_builder.journal import read as read_journal
 from shard_builder.options import ConvertOptions
 from shard_builder.plan import Plan, Planner
 from shard_builder.pool import Pool
@@ -77,8 +70,11 @@ def convert(
         StorageError: disk full or failing. What was committed stays and ``resume`` goes on from there.
     """
     options = options or ConvertOptions()
+    if options.task is not None:
+        # A scheduler that runs a task again wants the rest of it.
+        options = replace(options, resume=True)
     _refuse_inside(source, Path(target))
-    with Target(Path(target), files or Files()) as place:
+    with Target(Path(target), files or Files(), options.task) as place:
         try:
             return _Conversion(source, place, options, progress or (lambda _done, _total: None)).run()
         except BaseException:
@@ -93,6 +89,8 @@ def _refuse_inside(source: Source, target: Path) -> None:
     location = Path(str(source.config()["location"]))
     if os.path.isdir(location) and target.resolve().is_relative_to(location.resolve()):
         raise OptionError(f"{target}: the target lies inside the source {location}; choose a directory outside it")
+    if os.path.isdir(location) and location.resolve().is_relative_to(target.resolve()):
+        raise OptionError(f"{target}: the source {location} lies inside the target; choose a directory beside it")
 
 
 class _Conversion:
@@ -102,22 +100,20 @@ class _Conversion:
         self.started = time.time()
         self.clock = time.monotonic()
         self.report = report.Report(options)
-        self.shards: list[ShardEntry] = []
-        self.statistics: list[dict[str, Any]] = []
-        self.entries: list[dict[str, Any]] = []
+        self.made = Made()
         self.resumed = 0
 
     def run(self) -> Summary:
         """The whole conversion."""
         options, target = self.options, self.target
-        fresh = not (journal_path(target.path).exists() or (target.path / MANIFEST).exists())
+        fresh = not (target.journal.exists() or (target.path / MANIFEST).exists())
         if not options.overwrite and (fresh or not options.resume):
             target.refuse_existing()
         # Options of the fields are checked before anything is touched.
         encoders_of(list(self.source.fields), {})
-        finished = options.resume and not journal_path(target.path).exists() and target.manifest_id() is not None
+        finished = options.resume and not target.journal.exists() and target.manifest_id() is not None
         target.clean(journal=not options.resume)
-        work = work_directory(target.path)
+        work = target.work
         self.files.make_directory(work)
         try:
             # The workers import their libraries while the source is scanned.
@@ -153,8 +149,9 @@ class _Conversion:
         return f"no samples found in the source{left}; --allow-empty makes a data set of 0 samples"
 
     def _leave_no_empty_work(self, work: Path) -> None:
-        if work.is_dir() and not os.listdir(work):
-            self.files.remove_directory(work)
+        for path in (work, *([work.parent] if self.options.task is not None else [])):
+            if path.is_dir() and not os.listdir(path):
+                self.files.remove_directory(path)
 
     def _with_plan(self, plan: Plan, finished: bool) -> Summary:
         journal, done = self._journal(plan, finished)
@@ -162,10 +159,13 @@ class _Conversion:
             return self._summary(plan)
         try:
             self._encode(plan, journal, done)
-            self._finish(plan)
+            if self.options.task is None:
+                complete(self.target, self.made, self.fields, self.provenance, plan.records, self.options.allow_empty)
+                self._log(plan)
         finally:
             journal.close()
-        self.target.clean(journal=True)
+        if self.options.task is None:
+            self.target.clean(journal=True)
         return self._summary(plan)
 
     # -- identity -----------------------------------------------------------------------------------------------------
@@ -182,9 +182,8 @@ class _Conversion:
         }
 
     def _journal(self, plan: Plan, finished: bool) -> tuple[Journal | None, list[dict[str, Any]]]:
-        path = journal_path(self.target.path)
-        resuming = self.options.resume and path.exists()
-        journal, entries = Journal.resume(self.files, self.target.path) if resuming else (None, [])
+        resuming = self.options.resume and self.target.journal.exists()
+        journal, entries = Journal.resume(self.files, self.target.path, self.options.task) if resuming else (None, [])
         if entries:
             self.dictionaries = {name: base64.b64decode(data) for name, data in entries[0]["dictionaries"].items()}
         else:
@@ -207,18 +206,33 @@ class _Conversion:
             )
         if self.options.resume and (self.target.path / MANIFEST).exists():
             raise TargetExistsError(f"{self.target.path}: its manifest cannot be read; use --overwrite to start again")
+        self._same_as_other_tasks(identity)
         encoded = {name: base64.b64encode(data).decode() for name, data in self.dictionaries.items()}
-        self.replaced = self.target.shard_files()
+        task = self.options.task
+        self.replaced = self.target.shard_files() if task is None else []
         head = {"conversion": self.conversion, "identity": identity, "dictionaries": encoded, "replaced": self.replaced}
-        return Journal.create(self.files, self.target.path, head), []
+        if task is not None:
+            # What `finish` cannot know without the source.
+            head["segments"] = [segment.first for segment in plan.segments] + [plan.records]
+        return Journal.create(self.files, self.target.path, head, task), []
+
+    def _same_as_other_tasks(self, identity: dict[str, Any]) -> None:
+        """A task that begins belongs to what the others have begun, or all its work would be for nothing."""
+        for task, path in task_journals(self.target.path) if self.options.task is not None else ():
+            (head, *_), _ = read_journal(path)
+            if head["conversion"] != self.conversion:
+                now = msgspec.json.decode(msgspec.json.encode(identity))
+                raise TargetExistsError(
+                    f"{self.target.path}: task {task.number}/{task.count} belongs to another conversion ({told(head['identity'], now)}). "
+                    "Run all tasks alike, or choose a new target"
+                )
 
     def _same(self, head: dict[str, Any], identity: dict[str, Any]) -> None:
         if head.get("conversion") == self.conversion:
             return
         before, now = head.get("identity", {}), msgspec.json.decode(msgspec.json.encode(identity))
-        changed = sorted(_differences(before, now))
         raise TargetExistsError(
-            f"{self.target.path}: the unfinished conversion was another one ({'; '.join(changed[:8])}). "
+            f"{self.target.path}: the unfinished conversion was another one ({told(before, now)}). "
             "Repeat it exactly to resume, or start again with --overwrite"
         )
 
@@ -226,13 +240,13 @@ class _Conversion:
         if not needs_training(self.source, plan):
             return {}
         self.pool.set_up(self._setup({}))
-        return train_dictionaries(self.source, plan, work_directory(self.target.path), self.pool)
+        return train_dictionaries(self.source, plan, self.target.work, self.pool)
 
     def _setup(self, dictionaries: dict[str, bytes]) -> dict[str, Any]:
         """What a worker is told before its first record. What a scan finds out may change it."""
         return {
             "source": self.source.config(),
-            "stage": str(work_directory(self.target.path)),
+            "stage": str(self.target.work),
             "fields": [msgspec.structs.asdict(spec) for spec in self.source.fields],
             "dictionaries": dictionaries,
             "keep_bad": self.options.on_error == "quarantine",
@@ -242,16 +256,18 @@ class _Conversion:
 
     def _encode(self, plan: Plan, journal: Journal, done: list[dict[str, Any]]) -> None:
         segments = self._restore(plan, done)
-        todo = [(n, s, segments.get(n) or Done(s.first)) for n, s in enumerate(plan.segments)]
+        task = self.options.task
+        mine = [(n, s) for n, s in enumerate(plan.segments) if task is None or task.makes(n)]
+        todo = [(n, s, segments.get(n) or Done(s.first)) for n, s in mine]
         todo = [(n, s, at) for n, s, at in todo if at.closing is None]
         self.progress(plan.records - sum(segment.stop - at.record for _, segment, at in todo), plan.records)
         if not todo:
             return
         self.pool.set_up(self._setup(self.dictionaries))
         for number, segment, at in todo:
-            self.source.stage(segment.unit, work_directory(self.target.path))
+            self.source.stage(segment.unit, self.target.work)
             SegmentWriter(self, plan, journal, number, len(at.shards)).run(self.pool, segment, at.record)
-            self.source.unstage(segment.unit, work_directory(self.target.path))
+            self.source.unstage(segment.unit, self.target.work)
 
     def _restore(self, plan: Plan, lines: list[dict[str, Any]]) -> dict[int, Done]:
         if lines:
@@ -260,64 +276,19 @@ class _Conversion:
         segments = done_segments(self.target, lines, plan.segments, self.replaced)
         for done in segments.values():
             for shard, line in done.shards:
-                self.add_shard(shard, line["statistics"], line["errors"])
+                self.made.add(shard, line["statistics"], line["errors"])
                 self.report.restore(line["errors"])
                 self.resumed += 1
             if done.closing is not None:
-                self.entries += done.closing["errors"]
+                self.made.entries += done.closing["errors"]
                 self.report.restore(done.closing["errors"])
         return segments
 
-    def add_shard(self, shard: ShardEntry, statistics: dict[str, Any], entries: list[dict[str, Any]]) -> None:
-        """Take a committed shard into the data set."""
-        self.shards.append(shard)
-        self.statistics.append(statistics)
-        self.entries += entries
-
     # -- end ----------------------------------------------------------------------------------------------------------
 
-    def _sort(self) -> None:
-        """Into the order of the source: where a shard was missing, resume has made an earlier one after later ones."""
-        made = sorted(zip(self.shards, self.statistics, strict=True), key=lambda pair: (pair[0].segment, pair[0].ordinal))
-        self.shards, self.statistics = [shard for shard, _ in made], [statistics for _, statistics in made]
-        self.entries.sort(key=lambda entry: entry["record"])
-
-    def _finish(self, plan: Plan) -> None:
-        self._sort()
-        rows = sum(shard.rows for shard in self.shards)
-        if rows == 0 and not self.options.allow_empty:
-            raise LfdataError(self._nothing_stored(plan))
-        manifest = Manifest(
-            rows=rows,
-            fields=self.fields,
-            shards=tuple(self.shards),
-            statistics=merge_statistics(self.statistics),
-            provenance=self.provenance,
-        )
-        path = self.target.path
-        if rows:
-            write_consolidated(path, manifest, self.files)
-        else:
-            self.files.unlink(path / INDEX)
-        if self.entries:
-            self.files.write_file(path / ERRORS, report.lines(self.entries))
-        else:
-            self.files.unlink(path / ERRORS)
-        self.files.write_file(path / MANIFEST, encode_manifest(manifest))
-        self.target.remove_old({shard.file for shard in self.shards})
-        self._log(plan)
-
     def _remarks(self) -> list[str]:
-        count = sum(entry["action"] == "stored" for entry in self.entries)
+        count = sum(entry["action"] == "stored" for entry in self.made.entries)
         return [f"{count} values were stored with a remark: see {self.target.path / ERRORS}"] if count else []
-
-    def _nothing_stored(self, plan: Plan) -> str:
-        """Write the report all the same, and say where it is."""
-        path = self.target.path / ERRORS
-        self.files.write_file(path, report.lines(self.entries))
-        bad = next((entry for entry in self.entries if entry["action"] != "dropped"), None)
-        first = f"; the first: {bad['path']}: key {bad['key']!r}: {bad['reason']} [{bad['code']}]" if bad else ""
-        return f"none of {plan.records} samples could be stored{first}. All are listed in {path}. --allow-empty accepts an empty data set"
 
     def _log(self, plan: Plan) -> None:
         """The run log: what must not be in the manifest, since it determines no bytes."""
@@ -329,7 +300,7 @@ class _Conversion:
             "source": self.source.config(),
             "conversion": self.conversion,
             "resumed_shards": self.resumed,
-            "shards": len(self.shards),
+            "shards": len(self.made.shards),
             "records": plan.records,
         }
         path = self.target.path / RUN_LOG
@@ -337,14 +308,14 @@ class _Conversion:
         self.files.write_file(path, before + msgspec.json.encode(entry, enc_hook=str) + b"\n")
 
     def _summary(self, plan: Plan) -> Summary:
-        if not self.shards:
-            self.shards = list(_manifest_shards(self.target.path))
-            self.resumed = len(self.shards)
+        if not self.made.shards and (self.target.path / MANIFEST).exists():
+            self.made.shards = list(_manifest_shards(self.target.path))
+            self.resumed = len(self.made.shards)
         return Summary(
-            samples=sum(shard.rows for shard in self.shards),
-            shards=len(self.shards),
+            samples=sum(shard.rows for shard in self.made.shards),
+            shards=len(self.made.shards),
             resumed_shards=self.resumed,
-            bytes=sum(shard.bytes for shard in self.shards),
+            bytes=sum(shard.bytes for shard in self.made.shards),
             source_bytes=plan.bytes,
             errors=self.report.count,
             dropped=len(plan.dropped),
@@ -360,12 +331,3 @@ class _Conversion:
 
 def _manifest_shards(path: Path) -> Iterator[ShardEntry]:
     yield from read_manifest(path).shards
-
-
-def _differences(before: Any, now: Any, path: str = "") -> Iterator[str]:
-    if isinstance(before, dict) and isinstance(now, dict):
-        for name in before.keys() | now.keys():
-            if name != "conversion":
-                yield from _differences(before.get(name), now.get(name), f"{path}.{name}" if path else name)
-    elif before != now:
-        yield f"{path}: {str(before)[:60]} -> {str(now)[:60]}"

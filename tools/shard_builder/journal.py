@@ -10,19 +10,29 @@ import msgspec
 from lfdata.errors import CorruptError
 from lfdata.format.durable import Files, OutputFile
 from lfdata.format.layout import xxh3
+from shard_builder.options import Task
 
 WORK = ".work"
 JOURNAL = "journal"
 
 
-def work_directory(target: Path) -> Path:
-    """Where a conversion keeps its journal and staged containers."""
-    return target / WORK
+def work_directory(target: Path, task: Task | None = None) -> Path:
+    """Where a conversion, or one task of it, keeps its journal and staged containers."""
+    return target / WORK if task is None else target / WORK / f"task-{task.number:05d}-of-{task.count:05d}"
 
 
-def journal_path(target: Path) -> Path:
+def journal_path(target: Path, task: Task | None = None) -> Path:
     """The journal's file."""
-    return work_directory(target) / JOURNAL
+    return work_directory(target, task) / JOURNAL
+
+
+def task_journals(target: Path) -> list[tuple[Task, Path]]:
+    """Tasks that have begun, with their journals, by number."""
+    found = []
+    for path in sorted(work_directory(target).glob(f"task-*-of-*/{JOURNAL}")):
+        number, count = path.parent.name.removeprefix("task-").split("-of-")
+        found.append((Task(int(number), int(count)), path))
+    return found
 
 
 class Journal:
@@ -33,17 +43,17 @@ class Journal:
         self._output = output
 
     @classmethod
-    def create(cls, files: Files, target: Path, head: dict[str, Any]) -> Journal:
+    def create(cls, files: Files, target: Path, head: dict[str, Any], task: Task | None = None) -> Journal:
         """A new journal with its first line, visible only when that line is durable."""
-        path = journal_path(target)
+        path = journal_path(target, task)
         files.make_directory(path.parent)
         files.write_file(path, _line(head))
         return cls(files, files.append(path, path.stat().st_size))
 
     @classmethod
-    def resume(cls, files: Files, target: Path) -> tuple[Journal, list[dict[str, Any]]]:
+    def resume(cls, files: Files, target: Path, task: Task | None = None) -> tuple[Journal, list[dict[str, Any]]]:
         """An existing journal and its entries; a torn last line is cut off."""
-        path = journal_path(target)
+        path = journal_path(target, task)
         entries, size = read(path)
         torn = path.stat().st_size != size
         output = files.append(path, size)

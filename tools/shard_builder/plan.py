@@ -8,11 +8,9 @@ from __future__ import annotations
 import hashlib
 import heapq
 import unicodedata
-from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,13 +19,13 @@ from numpy.typing import NDArray
 from lfdata.errors import SourceError
 from lfdata.format.durable import Files, OutputFile
 from lfdata.format.layout import MAX_KEY_BYTES, xxh3
+from shard_builder.hashes import HashGroups
 from shard_builder.sources.base import BadRecord, Record, Source
 
 Item = Record | BadRecord
 Locator = bytes
 DICTIONARY_RECORDS = 2048
 _SAMPLE_SEED = 0x6C66_6461_7461_0001  # keys the subset for dictionary training; any fixed number does
-_BUCKETS = 64
 _BUFFERED = 1 << 20
 _LISTED = 10
 
@@ -111,52 +109,6 @@ def _show(key: bytes) -> str:
     return repr(key.decode("utf-8", "backslashreplace"))
 
 
-class _Sorter:
-    """Pairs (hash, place), spilled into buckets by hash, given back as groups of equal hashes."""
-
-    def __init__(self, files: Files, directory: Path, name: str) -> None:
-        self._files, self._directory, self._name = files, directory, name
-        self._hashes, self._places = array("Q"), array("Q")
-        self._buckets: list[OutputFile] = []
-
-    def add(self, hash_: int, place: int) -> None:
-        self._hashes.append(hash_)
-        self._places.append(place)
-        if len(self._hashes) >= _BUFFERED:
-            self._spill()
-
-    def _spill(self) -> None:
-        if not self._buckets:
-            for number in range(_BUCKETS):
-                self._buckets.append(self._files.scratch(self._directory, f"{self._name}-{number}"))
-        pairs = self._pairs()
-        bucket_of = pairs["hash"] >> np.uint64(58)
-        for number, bucket in enumerate(self._buckets):
-            bucket.write(pairs[bucket_of == number].tobytes())
-        self._hashes, self._places = array("Q"), array("Q")
-
-    def _pairs(self) -> NDArray[Any]:
-        pairs = np.empty(len(self._hashes), [("hash", "<u8"), ("place", "<u8")])
-        pairs["hash"], pairs["place"] = np.frombuffer(self._hashes, np.uint64), np.frombuffer(self._places, np.uint64)
-        return pairs
-
-    def groups(self) -> Iterator[list[int]]:
-        """Places of every hash that occurs more than once, in the order they were added."""
-        if self._buckets:
-            self._spill()
-        loads = (np.frombuffer(b.pread(b.position, 0), [("hash", "<u8"), ("place", "<u8")]) for b in self._buckets)
-        for pairs in loads if self._buckets else [self._pairs()]:
-            ordered = pairs[np.argsort(pairs["hash"], kind="stable")]
-            same = ordered["hash"][1:] == ordered["hash"][:-1]
-            edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
-            for start, stop in edges.reshape(-1, 2).tolist():
-                yield ordered["place"][start : stop + 1].tolist()
-
-    def close(self) -> None:
-        for bucket in self._buckets:
-            bucket.close()
-
-
 class Planner:
     """Scans a source into a :class:`Plan`."""
 
@@ -165,8 +117,8 @@ class Planner:
         self._segment_bytes, self._segment_rows = segment_bytes, segment_rows
         self._duplicates = duplicates
         self._scratch = files.scratch(directory, "plan")
-        self._keys = _Sorter(files, directory, "keys")
-        self._normal = _Sorter(files, directory, "normal")
+        self._keys = HashGroups(files, directory, "keys")
+        self._normal = HashGroups(files, directory, "normal")
         self._digest = hashlib.sha256()
         self._segments: list[Segment] = []
         self._sample: list[tuple[int, int, bytes, int]] = []

@@ -68,16 +68,17 @@ class SegmentWriter:
             raise
         entries = self._run.report.take()
         self._journal.append({"segment": self._number, "errors": entries})
-        self._run.entries += entries
+        self._run.made.entries += entries
         self._run.progress(segment.stop, self._plan.records)
 
     def _chunks(self, segment: Segment, first: int) -> Iterator[Chunk]:
         chunk: Chunk = []
         size = 0
+        most = getattr(self._run.source, "chunk_records", CHUNK_RECORDS)
         for ordinal, item in self._plan.items(segment, first):
             if isinstance(item, BadRecord) or self._plan.is_dropped(ordinal):
                 continue
-            if chunk and (len(chunk) >= CHUNK_RECORDS or size + item.size > CHUNK_BYTES):
+            if chunk and (len(chunk) >= most or size + item.size > CHUNK_BYTES):
                 yield chunk
                 chunk, size = [], 0
             chunk.append((ordinal, item.locator))
@@ -185,5 +186,5 @@ class SegmentWriter:
 
         written = writer.finish(meta, announce)
         self._writer = None
-        self._run.add_shard(entry(written), written.statistics, entries)
+        self._run.made.add(entry(written), written.statistics, entries)
         self._first, self._ordinal = stop, self._ordinal + 1

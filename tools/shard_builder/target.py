@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 from collections.abc import Container
 from pathlib import Path
 from typing import Any, Self
@@ -17,44 +18,73 @@ from lfdata.format.durable import Files, is_temporary, storage_error
 from lfdata.format.files import LocalFile
 from lfdata.format.meta import INDEX, MANIFEST, ShardEntry, read_manifest
 from lfdata.format.reader import ShardFile
-from shard_builder.journal import journal_path, work_directory
+from shard_builder.journal import journal_path, task_journals, work_directory
+from shard_builder.options import Task
 
 ERRORS = "errors.jsonl"
 RUN_LOG = "run.log.jsonl"
 QUARANTINE = "quarantine"
 SHARD_SUFFIX = ".lfd"
+_SHARD = re.compile(rf"s(\d+)-\d+-[0-9a-f]+{re.escape(SHARD_SUFFIX)}")
+
+
+class BusyError(TargetExistsError):
+    """Another process is writing there."""
 
 
 class Target:
-    """A target directory under this process's lock. Use as a context manager."""
+    """A target directory under this process's lock. Use as a context manager.
 
-    def __init__(self, path: Path, files: Files) -> None:
+    With a ``task``: other tasks may be at work in the directory, and it holds what is theirs. The lock is on the task's own part of it.
+    """
+
+    def __init__(self, path: Path, files: Files, task: Task | None = None) -> None:
         self.path = path
         self.files = files
-        self._descriptor = -1
+        self.task = task
+        self._descriptors: list[int] = []
 
     def __enter__(self) -> Self:
         self._make_parents(self.path)
         try:
-            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise storage_error(self.path, "open", error) from error
-        try:
             # A lock on the directory itself: no lock file to go stale, no pid to be recycled, no clock.
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._descriptor)
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise TargetExistsError(
-                    f"{self.path}: another process is writing here; wait for it, or choose another target"
-                ) from error
-            raise storage_error(self.path, "lock", error) from error
-        try:
+            self._lock(self.path, fcntl.LOCK_EX if self.task is None else fcntl.LOCK_SH)
             self._settle()
+            if self.task is not None:
+                self._same_count(self.task)
+                for path in (work_directory(self.path), self.work):
+                    self.files.make_directory(path)
+                self._lock(self.work, fcntl.LOCK_EX)
         except BaseException:
-            os.close(self._descriptor)
+            self._unlock()
             raise
         return self
+
+    def _lock(self, path: Path, kind: int) -> None:
+        try:
+            self._descriptors.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        except OSError as error:
+            raise storage_error(path, "open", error) from error
+        try:
+            fcntl.flock(self._descriptors[-1], kind | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise BusyError(f"{path}: another process is writing here; wait for it, or choose another target") from error
+            raise storage_error(path, "lock", error) from error
+
+    def _unlock(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    @property
+    def work(self) -> Path:
+        """Where the conversion, or the task, keeps its journal and staged containers."""
+        return work_directory(self.path, self.task)
+
+    @property
+    def journal(self) -> Path:
+        """The journal's file."""
+        return journal_path(self.path, self.task)
 
     def _settle(self) -> None:
         """Make the target's own name durable: a run killed before may have created it and no more."""
@@ -65,7 +95,7 @@ class Target:
             self.files.sync_directory(parent)
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
+        self._unlock()
 
     def _make_parents(self, path: Path) -> None:
         if path.is_dir():
@@ -82,10 +112,18 @@ class Target:
         """Refuse a target that holds anything."""
         if (self.path / MANIFEST).exists():
             raise TargetExistsError(f"{self.path}: already holds a data set; use --overwrite to replace it")
+        if self.task is None and (begun := task_journals(self.path)):
+            raise TargetExistsError(
+                f"{self.path}: holds a conversion by {begun[0][0].count} tasks that is not finished: run those that are not done, then "
+                "`shard-builder finish`; or use --overwrite to start again"
+            )
         if journal_path(self.path).exists():
             raise TargetExistsError(
                 f"{self.path}: holds an unfinished conversion; use --resume to go on or --overwrite to start again"
             )
+        if self.task is not None:
+            self._refuse_other_tasks()
+            return
         others = sorted(
             entry.name
             for entry in os.scandir(self.path)
@@ -94,15 +132,29 @@ class Target:
         if others:
             raise TargetExistsError(f"{self.path}: not empty (it holds {others[0]!r}); choose an empty or new directory")
 
+    def _refuse_other_tasks(self) -> None:
+        """Refuse a target that holds what no task has made, or tasks of another number."""
+        known = {work_directory(self.path).name, QUARANTINE}
+        others = sorted(
+            entry.name for entry in os.scandir(self.path) if not is_temporary(entry.name) and entry.name not in known
+        )
+        if any(not name.endswith(SHARD_SUFFIX) for name in others) or (others and not task_journals(self.path)):
+            raise TargetExistsError(f"{self.path}: not empty (it holds {others[0]!r}); choose an empty or new directory")
+
+    def _same_count(self, mine: Task) -> None:
+        for task, _ in task_journals(self.path):
+            if task.count != mine.count:
+                raise TargetExistsError(f"{self.path}: was begun by {task.count} tasks, not {mine.count}")
+
     def clean(self, *, journal: bool) -> None:
         """Remove leftovers of a killed run: unfinished files, staged containers, and the journal if asked."""
         self.remove_unfinished()
-        work = work_directory(self.path)
+        work = self.work
         if not work.is_dir():
             return
         for entry in list(os.scandir(work)):
             path = Path(entry.path)
-            if path == journal_path(self.path):
+            if path == self.journal:
                 if journal:
                     self.files.unlink(path)
             elif entry.is_dir(follow_symlinks=False):
@@ -115,8 +167,13 @@ class Target:
     def remove_unfinished(self) -> None:
         """Remove files that were not renamed to their names."""
         for entry in list(os.scandir(self.path)):
-            if is_temporary(entry.name):
+            if is_temporary(entry.name) and (self.task is None or self._own(entry.name)):
                 self.files.unlink(Path(entry.path))
+
+    def _own(self, name: str) -> bool:
+        """Whether an unfinished shard is of this task."""
+        found = _SHARD.search(name)
+        return found is not None and self.task is not None and self.task.makes(int(found.group(1)))
 
     def _remove_tree(self, top: Path) -> None:
         for folder, folders, names in os.walk(top, topdown=False):

@@ -72,11 +72,19 @@ def _against_manifest(data: DataSet, member: Member, opened: ShardFile, found: D
         )
         found.add(Damage(member.file, "order", reason, section="META", shard=member.number))
     following = data.manifest.shards[member.number + 1 :][:1]
-    if member.sidecar is None and not position.last and (not following or following[0].segment != base.segment):
+    # A merged or filtered set has shards of several conversions, or only some of one.
+    whole = "operation" not in data.manifest.provenance
+    if whole and member.sidecar is None and not position.last and (not following or following[0].segment != base.segment):
         reason = f"it says that a shard follows in segment {base.segment}; the manifest names none"
         found.add(Damage(member.file, "order", reason, level="warning", section="META", shard=member.number))
     held = {field.name: field for field in opened.fields}
-    wanted = member.sidecar.fields if member.sidecar else [name for name in data.schema if name not in _replaced(base)]
+    if member.sidecar:
+        # What a later sidecar has put another in the place of may have been of another kind.
+        after = base.sidecars[base.sidecars.index(member.sidecar) + 1 :]
+        replaced = {name for sidecar in after for name in sidecar.fields}
+        wanted = [name for name in member.sidecar.fields if name not in replaced]
+    else:
+        wanted = [name for name in data.schema if name not in _replaced(base)]
     for name in wanted:
         field, stored = data.schema.get(name), held.get(name)
         if stored is None:

@@ -58,6 +58,11 @@ class Sample:
         return next((v for v in self.values if v.present and v.kind in kinds and name in (None, v.name)), None)
 
 
+def counted(rows: int) -> str:
+    """How many samples there are to choose from."""
+    return f"there are {rows}, counted from 0" if rows else "the data set has no samples"
+
+
 def load(data: DataSet, index: int, fields: list[str] | None = None) -> Sample:
     """Read and decode a sample; faults are kept beside the values they concern.
 
@@ -68,7 +73,7 @@ def load(data: DataSet, index: int, fields: list[str] | None = None) -> Sample:
         OptionError: the data set has no such sample.
     """
     if not 0 <= index < data.manifest.rows:
-        raise OptionError(f"{data.path}: no sample {index}; there are {data.manifest.rows}, counted from 0")
+        raise OptionError(f"{data.path}: no sample {index}; {counted(data.manifest.rows)}")
     member = member_of(data, index)
     row = index - data.starts[member.number]
     sample = Sample(index, member.number, member.file, row, data.key_of(member, row), [])

@@ -1,51 +1,45 @@
 """Where samples come from: one module a kind of source, behind the protocol of ``base``.
 
-Sources may import ``lfdata.errors``, ``shard_builder.fields`` and helpers of this folder (``files``, ``options``); they know
+Sources may import ``lfdata.errors``, ``shard_builder.fields`` and helpers of this folder (``common``, ``files``, ``options``, ...); they know
 nothing of each other, of codecs or of shards.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lfdata.errors import OptionError, SourceError
+from lfdata.errors import OptionError
 from shard_builder.sources.base import FieldSpec, Source
+from shard_builder.sources.common import import_extra
+from shard_builder.sources.detect import guess_kind
+
+__all__ = ["KINDS", "guess_kind", "open_source", "source_from_config"]
 
 KINDS = {
+    "arrow": ("shard_builder.sources.arrow", "Arrow"),
+    "coco": ("shard_builder.sources.coco", "Coco"),
+    "hdf5": ("shard_builder.sources.hdf5", "Hdf5"),
     "image-folder": ("shard_builder.sources.image_folder", "ImageFolder"),
+    "lerobot": ("shard_builder.sources.lerobot", "LeRobot"),
+    "mds": ("shard_builder.sources.mds", "Mds"),
+    "megatron": ("shard_builder.sources.megatron", "Megatron"),
+    "parquet": ("shard_builder.sources.parquet", "Parquet"),
     "table": ("shard_builder.sources.table", "Table"),
+    "voc": ("shard_builder.sources.voc", "Voc"),
     "webdataset": ("shard_builder.sources.webdataset", "WebDatasetSource"),
+    "yolo": ("shard_builder.sources.yolo", "Yolo"),
 }
-TABLE_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv")
-TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
-
-
-def guess_kind(location: str) -> str:
-    """Kind of source that a location looks like. Raises :class:`SourceError` naming what is supported."""
-    lower = location.lower()
-    if lower.endswith(TABLE_SUFFIXES):
-        return "table"
-    if lower.endswith(TAR_SUFFIXES):
-        return "webdataset"
-    path = Path(location)
-    if not path.exists() and ("{" in location or "::" in location):
-        return "webdataset"
-    if path.is_dir():
-        try:
-            names = [name.lower() for name in os.listdir(path)]
-        except OSError as error:
-            raise SourceError(f"{location}: cannot be listed: {error.strerror}") from error
-        return "webdataset" if any(name.endswith(TAR_SUFFIXES) for name in names) else "image-folder"
-    if not path.exists():
-        raise SourceError(f"{location}: no such file or directory")
-    raise SourceError(
-        f"{location}: not a kind of source this version knows. It takes a folder of images (with a directory a class), a table "
-        f"({', '.join(TABLE_SUFFIXES)}), or WebDataset tars ({', '.join(TAR_SUFFIXES)}, brace patterns, a folder of tars)"
-    )
+# Optional libraries: the module, and the extra that brings it.
+LIBRARIES = {
+    "arrow": ("pyarrow.parquet", "arrow"),
+    "hdf5": ("h5py", "hdf5"),
+    "lerobot": ("pyarrow.parquet", "arrow"),
+    "parquet": ("pyarrow.parquet", "arrow"),
+    "yolo": ("yaml", "yaml"),
+}
 
 
 def open_source(location: str, *, kind: str | None = None, fields: Sequence[FieldSpec] | None = None, **options: str) -> Source:
@@ -68,6 +62,8 @@ def _make(
 ) -> Source:
     if kind not in KINDS:
         raise OptionError(f"unknown kind of source {kind!r}; valid: {', '.join(KINDS)}")
+    if kind in LIBRARIES:
+        import_extra(*LIBRARIES[kind], f"the source {kind}")
     module, name = KINDS[kind]
     source: Source = getattr(importlib.import_module(module), name)(location, fields, stage_dir, **options)
     return source

@@ -69,7 +69,11 @@ class FieldSpec(msgspec.Struct, frozen=True):
 
 
 class Source(Protocol):
-    """One way of getting samples in."""
+    """One way of getting samples in.
+
+    A source whose neighbouring records are cheaper together (frames of a video) may have an attribute ``chunk_records``: how many a
+    worker is given at a time. It decides nothing about what is stored.
+    """
 
     fields: Sequence[FieldSpec]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +14,7 @@ import xxhash
 from lfdata.errors import OptionError, SampleError, SourceError
 from shard_builder.fields import GRAMMAR, check_unique
 from shard_builder.sources.base import BadRecord, FieldSpec, RawSample, Record
+from shard_builder.sources.common import KEY_COLUMNS, ROW_NUMBER, from_base64, reference
 from shard_builder.sources.files import MAX_FILE_BYTES, read_file, show, size_inside
 from shard_builder.sources.options import SourceOptions
 from shard_builder.sources.rows import (
@@ -28,9 +27,6 @@ from shard_builder.sources.rows import (
     parse_json_row,
     without_mark,
 )
-
-KEY_COLUMNS = ("key", "__key__", "id")
-ROW_NUMBER = "#"
 
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv"}
 _VALID = {
@@ -201,7 +197,7 @@ class Table:
 
     def _size_of(self, value: Any, spec: FieldSpec) -> int:
         try:
-            return size_inside(self.root, _reference(value))
+            return size_inside(self.root, reference(value))
         except SampleError as error:
             error.field = spec.name
             raise
@@ -294,28 +290,13 @@ class Table:
     def _value(self, spec: FieldSpec, value: Any) -> Any:
         try:
             if spec.origin == "file":
-                reference = _reference(value)
-                self._files[spec.name] = show(reference)
-                return read_file(self.root, reference, self._max_file)
+                path = reference(value)
+                self._files[spec.name] = show(path)
+                return read_file(self.root, path, self._max_file)
             if spec.origin == "base64":
-                return _from_base64(value)
+                return from_base64(value)
         except SampleError as error:
             error.field = spec.name
             raise
         # JSON and CSV have no bytes: a ``bytes`` field takes the text's UTF-8.
         return value.encode() if spec.kind == "bytes" and isinstance(value, str) else value
-
-
-def _reference(value: Any) -> str:
-    if not isinstance(value, str):
-        raise SampleError("not-a-path", f"a path is a text, not {str(value)[:80]!r}")
-    return value
-
-
-def _from_base64(value: Any) -> bytes:
-    if not isinstance(value, str):
-        raise SampleError("base64", f"base64 is a text, not {str(value)[:80]!r}")
-    try:
-        return base64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise SampleError("base64", f"not base64: {error}") from None

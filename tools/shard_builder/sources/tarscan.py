@@ -17,6 +17,7 @@ from shard_builder.sources.base import BadRecord, Record
 from shard_builder.sources.files import show
 from shard_builder.sources.grouping import Group, Grouper, Splitter, sparse_reason
 from shard_builder.sources.tarstream import ByteStream, Member, NoEnd, TarFault, members
+from shard_builder.tarkeys import EMPTY, unescape_key
 
 NO_END = ("check", "error", "accept")
 
@@ -70,13 +71,15 @@ class TarNotes:
 
 @dataclass(frozen=True, slots=True)
 class TarRules:
-    """How members become samples: ``columns`` holds each field's extensions in order of preference."""
+    """How members become samples: ``columns`` holds each field's extensions in order of preference. ``escaped``: keys are written as ``export``
+    writes them, and so are samples without values."""
 
     columns: list[tuple[str, ...]]
     split: str
     duplicates: str
     no_end: str
     max_member_bytes: int
+    escaped: bool = False
 
 
 class TarScan:
@@ -98,6 +101,11 @@ class TarScan:
             fault = self._read()
             split = self._split_keys()
             for ordinal, (good, key, start, locator, size, code, reason) in enumerate(self._items()):
+                if self._rules.escaped:
+                    try:
+                        key = unescape_key(key)
+                    except ValueError as error:
+                        good, code, reason = False, "key", f"{show(key)[:200]!r} is not an escaped key: {error}"
                 if good and fault is not None and fault.code == "gzip-crc":
                     yield self._bad(
                         key, start, fault.code, f"{fault.reason}: some byte of the tar is wrong, and nobody knows which"
@@ -199,7 +207,8 @@ class TarScan:
             places.append((number, alternative, member.offset, member.size))
             size += member.size
             self._notes.present[number] += 1
-        if not places and group.problem is None:
+        valueless = self._rules.escaped and EMPTY in group.members
+        if not places and group.problem is None and not valueless:
             self._notes.without_fields += 1
             return
         self._before = frozenset(number for number, *_ in places)

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import itertools
 import os
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from shard_builder.sources.base import BadRecord, FieldSpec, RawSample, Record
 from shard_builder.sources.files import refuse_pointer
 from shard_builder.sources.grouping import DUPLICATE_MEMBERS, SPLITS, Group, Grouper, Splitter
 from shard_builder.sources.guess import guess_fields, guess_notes
+from shard_builder.sources.inflate import gunzip
 from shard_builder.sources.options import SourceOptions
 from shard_builder.sources.tarlist import Tars
 from shard_builder.sources.tarscan import NO_END, TarNotes, TarRules, TarScan
@@ -33,6 +33,7 @@ _VALID = {
     "members": "|".join(DUPLICATE_MEMBERS),
     "no_end": "|".join(NO_END),
     "gunzip": "yes|no",
+    "keys": "plain|escaped",
     "max_member_bytes": "<largest member read, such as 512M; default 4G>",
     "max_unpacked_bytes": "<most bytes that one .tar.gz may decompress to; default 256G>",
 }
@@ -52,7 +53,7 @@ class WebDatasetSource:
             counts. ``None``: guessed from the first samples (:mod:`shard_builder.sources.guess`).
         stage_dir: in a worker process: where :meth:`stage` was told to decompress to.
         options: ``key_split``, ``members`` (``error``, ``first``, ``last``: two of one extension), ``no_end``,
-            ``gunzip``, ``max_member_bytes``, ``max_unpacked_bytes``.
+            ``gunzip``, ``keys``, ``max_member_bytes``, ``max_unpacked_bytes``.
 
     Raises:
         SourceError: at once when a tar is missing or unreadable; from :meth:`scan` when a declared column is in no sample.
@@ -70,6 +71,7 @@ class WebDatasetSource:
         self._tars = Tars(location)
         self._gunzip = reader.flag("gunzip", False)
         self._split = reader.choice("key_split", SPLITS, "first")
+        self._escaped = reader.choice("keys", ("plain", "escaped"), "plain") == "escaped"
         self._unpacked = reader.size("max_unpacked_bytes", 256 << 30)
         self._limit = reader.size("max_member_bytes", 4 << 30)
         self._duplicates = reader.choice("members", DUPLICATE_MEMBERS, "error")
@@ -128,6 +130,7 @@ class WebDatasetSource:
             "members": self._duplicates,
             "no_end": self._no_end,
             "gunzip": self._gunzip,
+            **({"keys": "escaped"} if self._escaped else {}),
             "limits": [self._limit, self._unpacked],
         }
 
@@ -144,13 +147,13 @@ class WebDatasetSource:
     def scan(self) -> Iterator[Record | BadRecord]:
         """Every sample, tar by tar, in the order of the tars. The records of one tar are spooled, beyond 8 MiB to disk."""
         self._notes = TarNotes()
-        rules = TarRules(self._columns, self._split, self._duplicates, self._no_end, self._limit)
+        rules = TarRules(self._columns, self._split, self._duplicates, self._no_end, self._limit, self._escaped)
         # A unit ends a segment. Only a compressed tar needs one of its own; shards may span plain ones.
         units = any(self._tars.compressed(tar) for tar in range(len(self._tars)))
         for tar in range(len(self._tars)):
             with self._tars.stream(tar, self._unpacked) as stream:
                 yield from TarScan(tar, tar if units else 0, self._tars.name(tar), stream, rules, self._notes).run()
-        if self._notes.whole and not self._notes.faults:  # what lies behind a fault is unknown
+        if self._notes.whole and not self._notes.faults and not self._escaped:  # what lies behind a fault is unknown
             for number, spec in enumerate(self.fields):
                 if not self._notes.present[number]:
                     there = self._notes.listing()
@@ -262,25 +265,3 @@ def _check(fields: Sequence[FieldSpec]) -> Sequence[FieldSpec]:
     if not fields:
         raise OptionError("no field is declared; write for example --field image:image=jpg")
     return fields
-
-
-def gunzip(data: bytes, limit: int) -> bytes:
-    """Decompress a gzip member, all its streams, to at most ``limit`` bytes. Raises :class:`SampleError`."""
-    parts: list[bytes] = []
-    left = limit
-    while data:
-        inflater = zlib.decompressobj(wbits=31)
-        try:
-            part = inflater.decompress(data, left + 1)
-        except zlib.error as error:
-            raise SampleError("gzip", f"the gzip member is broken: {error}") from None
-        left -= len(part)
-        if left < 0:
-            raise SampleError(
-                "too-large", f"a gzip member of more than {limit} bytes when decompressed (option max_member_bytes)"
-            )
-        if not inflater.eof:
-            raise SampleError("truncated", "the gzip member ends too early")
-        parts.append(part)
-        data = inflater.unused_data.lstrip(b"\0")
-    return b"".join(parts)

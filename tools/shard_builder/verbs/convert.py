@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,40 +13,31 @@ from tqdm import tqdm
 
 from lfdata.codecs.pil_versions import check_codec_versions, pil_report
 from lfdata.errors import OptionError
+from lfdata.storage import is_url
+from shard_builder import transfer
 from shard_builder.convert import Summary, convert
 from shard_builder.fields import load_mapping, parse_field
-from shard_builder.options import DUPLICATES, ON_ERROR, ConvertOptions
-from shard_builder.sources import open_source
-from shard_builder.sources.base import FieldSpec
+from shard_builder.options import DUPLICATES, ON_ERROR, ConvertOptions, Task, pairs, parse_size
+from shard_builder.signals import interruptible
+from shard_builder.sources import KINDS, open_source
+from shard_builder.sources.base import FieldSpec, Source
 from shard_builder.target import ERRORS
 
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
-
-def parse_size(text: str) -> int:
-    """``"512M"``, ``"1GiB"`` or a number of bytes."""
-    short = text.strip().lower().removesuffix("ib").removesuffix("b")
-    unit = short[-1:] if short[-1:] in _UNITS else ""
-    try:
-        return int(float(short.removesuffix(unit)) * _UNITS[unit])
-    except ValueError:
-        raise OptionError(f"{text!r} is not a size; write for example 512M or 1G") from None
-
-
-def _source_options(pairs: tuple[str, ...]) -> dict[str, str]:
-    options = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise OptionError(f"--source-option {pair!r}: write NAME=VALUE")
-        options[name.replace("-", "_")] = value
-    return options
+def parse_task(text: str | None) -> Task | None:
+    """``"3/16"``; ``None`` for none."""
+    if text is None:
+        return None
+    number, slash, count = text.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal()):
+        raise OptionError(f"--task {text!r}: write I/N, such as 0/16")
+    return Task(int(number), int(count))
 
 
 @click.command("convert", short_help="Convert a source into a data set of shards.")
 @click.argument("source")
-@click.argument("target", type=click.Path(path_type=Path))
-@click.option("--kind", help="Kind of source: image-folder, table, webdataset. Guessed from SOURCE by default.")
+@click.argument("target")
+@click.option("--kind", help=f"Kind of source: {', '.join(sorted(KINDS))}. Guessed from SOURCE by default.")
 @click.option(
     "--field",
     "fields",
@@ -94,15 +83,44 @@ def _source_options(pairs: tuple[str, ...]) -> dict[str, str]:
 @click.option("--resume", is_flag=True, help="Go on with an unfinished conversion.")
 @click.option("--overwrite", is_flag=True, help="Replace what the target holds.")
 @click.option("--allow-empty", is_flag=True, help="Accept a source without samples.")
+@click.option(
+    "--task",
+    metavar="I/N",
+    help="Make only part I of N (0/N to N-1/N), beside others; `shard-builder finish TARGET` makes one data set of all.",
+)
+@click.option(
+    "--engine", type=click.Choice(("local", "ray")), default="local", show_default=True, help="Where the work is done."
+)
+@click.option("--tasks", type=click.IntRange(min=1), help="Parts that an engine makes (default: as many as run at a time).")
+@click.option("--address", default="auto", show_default=True, help="Of the Ray cluster.")
+@click.option(
+    "--work",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where copies of a SOURCE by URL, and the shards of a TARGET by URL until they are sent, lie (default: below the user's cache).",
+)
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
-def command(source: str, target: Path, **given: Any) -> None:
-    """Convert SOURCE (a folder, a .jsonl, .csv or .tsv file, .tar files) into the data set directory TARGET.
+def command(source: str, target: str, **given: Any) -> None:
+    """Convert SOURCE (a folder, a table, tars and other formats: docs/sources.md) into the data set directory TARGET.
 
-    The same source, options and library versions give the same bytes for any number of workers. After an interruption, --resume goes on.
+    Both may be URLs (s3://, gs://, and for SOURCE http://). The same source, options and library versions give the same bytes for any
+    number of workers. After an interruption, --resume goes on.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    interruptible()
     specs = [*(load_mapping(given["mapping"]) if given["mapping"] else ()), *(parse_field(text) for text in given["fields"])]
-    opened = open_source(source, kind=given["kind"], fields=specs or None, **_source_options(given["source_option"]))
+    source_options = pairs(given["source_option"])
+    if any(map(is_url, (*source.split("::"), target, source_options.get("root", "")))):
+        if given["task"] or given["engine"] != "local":
+            raise OptionError("tasks and engines need a source and a target that all their machines see as paths, not URLs")
+
+        def run(staged: str, place: Path, changed: dict[str, str]) -> None:
+            _run(staged, place, changed, specs, given)
+
+        return transfer.convert_by_url(source, target, source_options, given, run)
+    return _run(source, Path(target), source_options, specs, given)
+
+
+def _run(source: str, target: Path, source_options: dict[str, str], specs: Sequence[FieldSpec], given: dict[str, Any]) -> None:
+    opened = open_source(source, kind=given["kind"], fields=specs or None, **source_options)
     options = ConvertOptions(
         shard_bytes=parse_size(given["shard_size"]),
         shard_rows=given["shard_rows"],
@@ -116,8 +134,12 @@ def command(source: str, target: Path, **given: Any) -> None:
         resume=given["resume"],
         overwrite=given["overwrite"],
         allow_empty=given["allow_empty"],
+        task=parse_task(given["task"]),
     )
     quiet = given["quiet"]
+    if given["engine"] == "ray":
+        _on_ray(opened, target, options, given)
+        return
     if not quiet:
         _say_hello(options, opened.fields)
     with tqdm(unit=" samples", disable=True if quiet else None, file=sys.stderr, smoothing=0.1) as bar:
@@ -131,8 +153,20 @@ def command(source: str, target: Path, **given: Any) -> None:
         _say_summary(summary, target, opened.notes())
 
 
-def _interrupt(_number: int, _frame: types.FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _on_ray(source: Source, target: Path, options: ConvertOptions, given: dict[str, Any]) -> None:
+    from shard_builder.engines.ray_engine import convert_on_ray
+
+    with tqdm(unit=" tasks", disable=True if given["quiet"] else None, file=sys.stderr) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        samples, shards = convert_on_ray(
+            source, target, options, address=given["address"], tasks=given["tasks"] or 0, progress=progress
+        )
+    if not given["quiet"]:
+        click.echo(f"{target}: {samples:,} samples in {shards} shards", err=True)
 
 
 def _say_hello(options: ConvertOptions, fields: Sequence[FieldSpec]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -24,7 +26,13 @@ from lfdata.format.meta import (
 )
 from lfdata.format.reader import ShardFile
 from shard_builder.consolidate import write_consolidated
+from shard_builder.examine.report import progress_bar
+from shard_builder.operations.salvage import LOST, salvage
+from shard_builder.signals import interruptible
 from shard_builder.target import SHARD_SUFFIX, Target
+
+# Names of what operations make: place, number of files, start of the id.
+_PLACED = re.compile(r"m([0-9]{6,})of([0-9]{6,})-[0-9a-f]{8}\.lfd\Z")
 
 
 def _digest(path: Path) -> str:
@@ -49,6 +57,9 @@ def rebuild_manifest(directory: Path) -> tuple[Manifest, list[str]]:
     sides = [shard for shard in opened if shard.identity.kind == KIND_SIDECAR]
     if not bases:
         raise FormatError(directory, None, "no base shards here: nothing to rebuild a manifest from")
+    made = [_PLACED.match(Path(shard.name).name) for shard in bases]
+    if all(made):
+        return _result(directory, bases, sides)
     conversions = {str(shard.meta.provenance.get("conversion")) for shard in bases}
     if len(conversions) > 1:
         raise FormatError(
@@ -57,16 +68,42 @@ def rebuild_manifest(directory: Path) -> tuple[Manifest, list[str]]:
             f"shards of {len(conversions)} different conversions lie here; keep one data set's shards and try again",
         )
     bases.sort(key=lambda shard: (shard.meta.position.segment, shard.meta.position.ordinal))
+    manifest, warnings = _joined(bases, sides, bases[0].meta.provenance)
+    return manifest, warnings + _gaps(bases)
+
+
+def _result(directory: Path, bases: list[ShardFile], sides: list[ShardFile]) -> tuple[Manifest, list[str]]:
+    """The manifest of what merge, split, filter or salvage made: their names say the order, and how many there are."""
+    bases.sort(key=lambda shard: shard.name)
+    places = [_PLACED.match(Path(shard.name).name) for shard in bases]
+    totals = {int(place[2]) for place in places if place}
+    if len(totals) > 1:
+        raise FormatError(directory, None, "shards of several results lie here; keep one data set's shards and try again")
+    manifest, warnings = _joined(bases, sides, {"operation": "repair"})
+    missing = sorted(set(range(totals.pop())) - {int(place[1]) for place in places if place})
+    if missing:
+        warnings.append(f"shards {', '.join(map(str, missing[:20]))} are missing")
+    return manifest, warnings
+
+
+def _joined(bases: list[ShardFile], sides: list[ShardFile], provenance: dict[str, Any]) -> tuple[Manifest, list[str]]:
     fields: dict[str, FieldMeta] = {field.name: field for field in bases[0].fields}
-    shards = []
-    statistics = []
+    shards, statistics, warnings = [], [], []
+    everywhere = _fields_everywhere(bases, sides)
     for base in bases:
-        mine = sorted((s for s in sides if s.identity.shard_id == base.identity.shard_id), key=lambda s: s.name)
+        mine = sorted((s for s in sides if s.identity.shard_id == base.identity.shard_id), key=_order)
+        for side in mine:
+            missing = sorted({field.name for field in side.fields} - everywhere)
+            if missing:
+                warnings.append(
+                    f"{side.name}: field {missing[0]!r} is not in every shard: its add-field did not finish; left out"
+                )
+        mine = [side for side in mine if {field.name for field in side.fields} <= everywhere]
         fields |= {field.name: field for side in mine for field in side.fields}
         statistics.append(base.meta.statistics | {name: value for side in mine for name, value in side.meta.statistics.items()})
         shards.append(_entry(base, tuple(_sidecar(side) for side in mine)))
     owned = {base.identity.shard_id for base in bases}
-    warnings = [
+    warnings += [
         f"{side.name}: a sidecar of a shard that is not here; left out" for side in sides if side.identity.shard_id not in owned
     ]
     manifest = Manifest(
@@ -74,9 +111,24 @@ def rebuild_manifest(directory: Path) -> tuple[Manifest, list[str]]:
         fields=tuple(fields.values()),
         shards=tuple(shards),
         statistics=merge_statistics(statistics),
-        provenance=bases[0].meta.provenance,
+        provenance=provenance,
     )
-    return manifest, warnings + _gaps(bases)
+    return manifest, warnings
+
+
+def _order(side: ShardFile) -> tuple[int, str]:
+    """Sidecars in the order in which they were added: the last that has a field wins."""
+    order = side.meta.provenance.get("order")
+    return (order if isinstance(order, int) else 0), side.name
+
+
+def _fields_everywhere(bases: list[ShardFile], sides: list[ShardFile]) -> set[str]:
+    """Fields that every shard has, in its base or a sidecar."""
+    held = {base.identity.shard_id: {field.name for field in base.fields} for base in bases}
+    for side in sides:
+        if side.identity.shard_id in held:
+            held[side.identity.shard_id] |= {field.name for field in side.fields}
+    return set.intersection(*held.values())
 
 
 def _entry(base: ShardFile, sidecars: tuple[SidecarEntry, ...]) -> ShardEntry:
@@ -114,11 +166,20 @@ def _gaps(bases: list[ShardFile]) -> list[str]:
     return warnings
 
 
-@click.command("repair", short_help="Rebuild a lost manifest from the shards.")
+@click.command("repair", short_help="Rebuild a lost manifest, or save what is whole of damaged shards.")
 @click.argument("dataset", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--force", is_flag=True, help="Replace a manifest that is intact, and accept missing shards.")
-def command(dataset: Path, force: bool) -> None:
-    """Rebuild DATASET/manifest.json (and the index) from what the shards say of themselves."""
+@click.option(
+    "--salvage", "target", type=click.Path(path_type=Path), help="Write the samples that are whole into this directory."
+)
+def command(dataset: Path, force: bool, target: Path | None) -> None:
+    """Rebuild DATASET/manifest.json (and the index) from what the shards say of themselves.
+
+    With --salvage, read DATASET only, and write a new data set of its whole samples, with lost.jsonl that lists the others.
+    """
+    if target is not None:
+        _salvage(dataset, target)
+        return
     files = Files()
     with Target(dataset, files):
         try:
@@ -136,3 +197,13 @@ def command(dataset: Path, force: bool) -> None:
         write_consolidated(dataset, manifest, files)
         files.write_file(dataset / MANIFEST, encode_manifest(manifest))
     click.echo(f"{dataset / MANIFEST}: {manifest.rows:,} samples in {len(manifest.shards)} shards")
+
+
+def _salvage(dataset: Path, target: Path) -> None:
+    interruptible()
+    with progress_bar("salvage") as progress:
+        made = salvage(dataset, target, progress=progress)
+    click.echo(
+        f"{target}: {made.rows:,} samples saved, {made.lost:,} lost (see {target / LOST}); "
+        f"{made.whole} shards without damage, {made.rewritten} written anew, {made.gone} of which nothing is left"
+    )

@@ -16,7 +16,7 @@ from lfdata.dataset import ShardDataset
 from lfdata.errors import KeyMissingError, OptionError
 from lfdata.format.durable import Files
 from shard_builder.examine.opened import DataSet, is_data_set
-from shard_builder.examine.sample import Sample, describe, extract, load
+from shard_builder.examine.sample import Sample, counted, describe, extract, load
 from shard_builder.examine.text import visible
 from shard_builder.examine.tiles import INK, Font, caption, draw_tile, text_tile
 
@@ -44,8 +44,8 @@ def contact_sheet(
         tile: pixels a side. field: what to draw; the image by default, else sound, text, json. font: a font file for captions.
 
     Returns:
-        The PNG, and the samples that could not be shown: dicts with ``index``, ``shard``, ``file``, ``row``, ``key``,
-        ``reason``.
+        The PNG (of a data set without samples, one that says so), and the samples that could not be shown: dicts with ``index``,
+        ``shard``, ``file``, ``row``, ``key``, ``reason``.
 
     Raises:
         LfdataError: no data set. OptionError: a sample or field it does not have, or a sheet that would be too large.
@@ -54,7 +54,7 @@ def contact_sheet(
     if field is not None and field not in data.schema:
         raise OptionError(f"{path}: no field {field!r}; there are {', '.join(data.schema) or 'none'}")
     if indices is None and start >= max(1, data.manifest.rows):
-        raise OptionError(f"{path}: no sample {start}; there are {data.manifest.rows}, counted from 0")
+        raise OptionError(f"{path}: no sample {start}; {counted(data.manifest.rows)}")
     chosen = list(range(start, min(start + count, data.manifest.rows))) if indices is None else list(indices)
     columns = columns or max(1, math.ceil(math.sqrt(len(chosen))))
     lettering = _font(tile, font)
@@ -200,7 +200,7 @@ def _sheet(dataset: Path, as_json: bool, *, output: Path, indices: list[int] | N
     if as_json:
         click.echo(msgspec.json.encode({"output": visible(str(output)), "bad": faults}).decode())
         return bool(faults)
-    click.echo(visible(str(output)))
+    click.echo(visible(str(output)) + ("" if _open(dataset).manifest.rows else ": the data set has no samples"))
     for fault in faults:
         field = f", field {visible(fault['field'])!r}" if "field" in fault else ""
         place = f"index {fault['index']} ({visible(fault['file'])} row {fault['row']}, key {fault['key']!r})"

@@ -210,7 +210,8 @@ def _order(data: DataSet, found: DamageList) -> None:
         if shard.id in ids:
             found.add(Damage(shard.file, "order", f"the same shard id as {ids[shard.id]}", shard=number))
         ids[shard.id] = shard.file
-        if (shard.segment, shard.ordinal) <= last:
+        # A merged set has shards of several conversions, each with its place in its own.
+        if (shard.segment, shard.ordinal) <= last and "operation" not in data.manifest.provenance:
             reason = f"segment {shard.segment}, shard {shard.ordinal} comes after segment {last[0]}, shard {last[1]}"
             found.add(Damage(shard.file, "order", reason, shard=number))
         last = (shard.segment, shard.ordinal)

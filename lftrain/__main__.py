@@ -1,0 +1,5 @@
+"""``python -m lftrain``, which torchrun needs."""
+
+from lftrain.cli import main
+
+main()

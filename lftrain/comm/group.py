@@ -1,0 +1,103 @@
+"""The process group, and small things all ranks must know of each other. Nothing is pickled: numbers and JSON only."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from lftrain.errors import ConfigError, RanksError
+from lftrain.options import RunOptions
+
+# Its name since torch 2.13, and before.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+@dataclass(frozen=True)
+class Group:
+    """This process among the ranks.
+
+    Attributes:
+        rank, world: of all. local_rank: among those of this machine.
+        device: what this rank computes on.
+        joined: whether the process group was made here and is to be left here.
+    """
+
+    rank: int
+    world: int
+    local_rank: int
+    device: torch.device
+    joined: bool = False
+
+    def gather(self, facts: torch.Tensor) -> torch.Tensor:
+        """The facts (k,) of all ranks: (world, k), of the same dtype, on the same device."""
+        if self.world == 1:
+            return facts[None]
+        found = facts.new_empty(self.world * facts.numel())
+        _all_gather(found, facts.contiguous())
+        return found.view(self.world, -1)
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """A JSON-able value of each rank, in order of ranks."""
+        if self.world == 1:
+            return [value]
+        text = msgspec.json.encode(value)
+        sizes = self.gather(torch.tensor([len(text)])).flatten().tolist()
+        padded = torch.zeros(max(*sizes, 1), dtype=torch.uint8)
+        padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        rows = self.gather(padded)
+        return [msgspec.json.decode(rows[rank, :size].numpy().tobytes()) for rank, size in enumerate(sizes)]
+
+    def same(self, what: str, value: Any) -> None:
+        """Raise :class:`RanksError` unless all ranks have an equal (JSON-able) value."""
+        found = self.gather_json(value)
+        if odd := next((rank for rank, one in enumerate(found) if one != found[0]), None):
+            raise RanksError(f"{what} differs between ranks: {found[0]!r} on rank 0, {found[odd]!r} on rank {odd}")
+
+    def leave(self) -> None:
+        """Leave the process group, if it was joined here."""
+        if self.joined and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join(options: RunOptions) -> Group:
+    """This process's place: of torch.distributed if it is initialised, else of the environment that torchrun sets, else alone.
+
+    Raises:
+        ConfigError: a GPU is asked for and there is none, or fewer than ranks on this machine.
+    """
+    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    device = _device(options.device, local)
+    joined = False
+    if dist.is_available() and dist.is_initialized():
+        world, rank = dist.get_world_size(), dist.get_rank()
+        if world > 1 and "gloo" not in str(dist.get_backend_config()):
+            raise RanksError('the process group has no backend for the host: init_process_group("cpu:gloo,cuda:nccl")')
+    elif world > 1:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        # gloo carries what lives on the host (checkpoints, JSON), whatever the gradients take.
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        timeout = timedelta(seconds=options.collective_seconds)
+        dist.init_process_group(backend, timeout=timeout, rank=rank, world_size=world)
+        joined = True
+    return Group(rank, world, local, device, joined)
+
+
+def _device(asked: str, local: int) -> torch.device:
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if asked == "cpu" or (asked == "auto" and not there):
+        return torch.device("cpu")
+    if not there:
+        raise ConfigError("run.device is cuda and torch sees no GPU: 'lftrain doctor' says why")
+    if local >= there:
+        raise ConfigError(
+            f'rank {local} of this machine has no GPU: there are {there}. Start fewer ranks, or set run.device = "cpu"'
+        )
+    return torch.device("cuda", local)

@@ -1,0 +1,108 @@
+"""What is written down: run.json once, metrics.jsonl line by line, TensorBoard if asked for. Rank 0 writes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lfdata.errors import MissingExtraError, StorageError
+
+log = logging.getLogger("lftrain")
+
+
+class Records:
+    """Records of a run.
+
+    Lines of ``metrics.jsonl`` have a ``kind``: ``start`` (a process begins or goes on at ``step``: later lines of an earlier life with
+    greater steps are void), ``step``, ``held_out``, ``event`` (``name``, ``message``), ``end``. Numbers that are not finite are null.
+
+    Args:
+        folder: of the run; ``None`` on ranks that write nothing.
+        tensorboard: whether scalars go there too.
+    """
+
+    def __init__(self, folder: Path | None, tensorboard: bool = False) -> None:
+        self._folder = folder
+        self._file: int | None = None
+        self._board: Any = None
+        self.events = 0
+        if folder is None:
+            return
+        path = folder / "metrics.jsonl"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise StorageError(path, "open", error.errno, error.strerror or str(error)) from error
+        if tensorboard:
+            self._board = _summary_writer(folder / "tensorboard")
+
+    def run(self, values: dict[str, Any]) -> None:
+        """Write ``run.json``: configuration and environment of the latest life of the run."""
+        if self._folder is not None:
+            path = self._folder / "run.json"
+            temporary = path.with_name(".tmp-run.json")
+            try:
+                temporary.write_bytes(msgspec.json.format(msgspec.json.encode(values), indent=2) + b"\n")
+                os.replace(temporary, path)
+            except OSError as error:
+                raise StorageError(path, "write", error.errno, error.strerror or str(error)) from error
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """One line. A disk that takes none is no reason to end a run: the line is lost, which is said once."""
+        if self._file is None:
+            return
+        line = msgspec.json.encode({"kind": kind, "step": step, "time": round(time.time(), 3), **values}) + b"\n"
+        try:
+            os.write(self._file, line)
+        except OSError as error:
+            log.error("metrics.jsonl cannot be written, lines are lost: %s", error)
+            os.close(self._file)
+            self._file = None
+        if self._board is not None:
+            for name, value in _scalars(values):
+                self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def event(self, name: str, message: str, **values: Any) -> None:
+        """Something people should know: a line, and the log."""
+        self.events += 1
+        step = int(values.pop("step", -1))
+        quiet = name in ("checkpoint", "resume", "plan")
+        log.log(logging.INFO if quiet else logging.WARNING, "%s: %s", name, message)
+        self.write("event", step, name=name, message=message, **values)
+
+    def close(self) -> None:
+        """No more lines."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._file)
+            self._file = None
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+
+
+def _summary_writer(folder: Path) -> Any:
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError as error:
+        raise MissingExtraError("metrics.tensorboard needs the extra: pip install 'lfdata[tensorboard]'") from error
+    return SummaryWriter(str(folder))
+
+
+def _scalars(values: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    """Finite numbers, also those of nested tables."""
+    found: list[tuple[str, float]] = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found += _scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            found.append((prefix + name, float(value)))
+    return found

@@ -1,0 +1,138 @@
+"""Parts that the models share: attention, feed-forward, experts, positions."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lftrain.errors import ConfigError
+
+
+class Attention(nn.Module):
+    """Multi-head attention; queries, keys and values of self-attention from one matrix.
+
+    Args:
+        width: of the queries. heads: a divisor of it. context: width of what keys and values come from; ``None`` is self-attention.
+        rotary: positions by rotation, for self-attention.
+    """
+
+    def __init__(self, width: int, heads: int, context: int | None = None, rotary: bool = False) -> None:
+        super().__init__()
+        if width % heads or (rotary and width // heads % 2):
+            raise ConfigError(f"a width of {width} cannot be cut into {heads} heads{' of even width' if rotary else ''}")
+        self.heads, self.cross, self.rotary = heads, context is not None, rotary
+        self.qkv = nn.Linear(width, width if self.cross else 3 * width, bias=False)
+        self.kv = nn.Linear(context, 2 * width, bias=False) if context is not None else None
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        context: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        causal: bool = False,
+        position: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``x`` (B, N, width), ``context`` (B, M, its width), ``mask`` bool, spread to (B, heads, N, M): true where a query may look."""
+        if self.kv is not None and context is not None:
+            q = self._split(self.qkv(x))
+            k, v = (self._split(part) for part in self.kv(context).chunk(2, -1))
+        else:
+            q, k, v = (self._split(part) for part in self.qkv(x).chunk(3, -1))
+        if self.rotary:
+            q, k = rotated(q, position), rotated(k, position)
+        found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+        return self.out(found.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _split(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(*x.shape[:-1], self.heads, -1).transpose(1, 2)
+
+
+def rotated(x: torch.Tensor, position: torch.Tensor | None) -> torch.Tensor:
+    """Rotary positions: ``x`` (B, heads, N, even), ``position`` (B, N), 0, 1, ... if ``None``."""
+    half = x.shape[-1] // 2
+    rates = 10_000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    if position is None:
+        position = torch.arange(x.shape[-2], device=x.device)[None]
+    angles = position[:, None, :, None].float() * rates
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    first, second = x[..., :half], x[..., half:]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+class SwiGLU(nn.Module):
+    """Gated feed-forward layer."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 2 * hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As wide as before."""
+        gate, value = self.up(x).chunk(2, -1)
+        return self.down(F.silu(gate) * value)  # type: ignore[no-any-return]
+
+
+class Experts(nn.Module):
+    """A mixture of SwiGLU experts, ``top`` of them for a token.
+
+    Every expert runs, on no rows if no token chose it: its gradients are zeros then, on every rank, and never ``None``.
+
+    Attributes:
+        balance: of the last forward pass: 1 if all experts are used alike, up to the number of experts. A loss adds it, times something small.
+    """
+
+    def __init__(self, width: int, hidden: int, experts: int, top: int) -> None:
+        super().__init__()
+        if not 1 <= top <= experts:
+            raise ConfigError(f"{top} of {experts} experts for a token")
+        self.top = top
+        self.router = nn.Linear(width, experts, bias=False)
+        self.experts = nn.ModuleList(SwiGLU(width, hidden) for _ in range(experts))
+        self.balance: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, N, width) -> the same."""
+        rows = x.reshape(-1, x.shape[-1])
+        chances = self.router(rows).float().softmax(-1)
+        weights, chosen = chances.topk(self.top, -1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        found = torch.zeros_like(rows)
+        used = []
+        for number, expert in enumerate(self.experts):
+            token, place = (chosen == number).nonzero(as_tuple=True)
+            part = expert(rows[token]) * weights[token, place, None].to(rows.dtype)
+            found = found.index_add(0, token, part.to(found.dtype))
+            used.append(token.numel())
+        share = torch.tensor(used, device=x.device, dtype=torch.float32) / max(1, chosen.numel())
+        self.balance = len(self.experts) * (share * chances.mean(0)).sum()
+        return found.view_as(x)
+
+
+class Block(nn.Module):
+    """A causal decoder layer: attention and a feed-forward layer, or experts, each after RMSNorm."""
+
+    def __init__(self, width: int, heads: int, hidden: int, experts: int = 0, top: int = 1) -> None:
+        super().__init__()
+        self.before, self.after = nn.RMSNorm(width, eps=1e-6), nn.RMSNorm(width, eps=1e-6)
+        self.attention = Attention(width, heads, rotary=True)
+        self.feed: nn.Module = Experts(width, hidden, experts, top) if experts else SwiGLU(width, hidden)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, position: torch.Tensor | None = None) -> torch.Tensor:
+        """(B, N, width) -> the same. ``mask`` replaces the causal one."""
+        x = x + self.attention(self.before(x), mask=mask, causal=mask is None, position=position)
+        return x + self.feed(self.after(x))  # type: ignore[no-any-return]
+
+
+def balance(model: nn.Module) -> torch.Tensor | None:
+    """Mean of what all experts say of their last forward pass; ``None`` without experts."""
+    found = [module.balance for module in model.modules() if isinstance(module, Experts) and module.balance is not None]
+    return torch.stack(found).mean() if found else None
+
+
+def counted(batch: dict[str, torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+    """Which rows count, as 0 and 1 like ``rows`` (B,)."""
+    mask = batch.get("__mask__")
+    return torch.ones_like(rows) if mask is None else mask.to(rows.dtype)

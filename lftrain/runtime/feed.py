@@ -1,0 +1,120 @@
+"""Where a step's micro-batches come from: epoch after epoch of a loader, on the device, one step ahead on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from lfdata.errors import OptionError
+
+Batch = dict[str, torch.Tensor]
+
+
+class LoaderLike(Protocol):
+    """What the runtime needs of a loader; ``lfdata.Loader`` is one."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """One epoch, from a loaded state on if one was loaded."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able; the batch just yielded counts as consumed."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        ...
+
+
+@dataclass
+class Step:
+    """The micro-batches of one step, and where the loader is after them.
+
+    Attributes:
+        batches: on the device. host: the same before they were copied there (on CPU the same tensors).
+        state: of the loader, once this step's batches are consumed.
+        epoch: of its last batch, counted from 0 where the loader does not say.
+        copied: when the copies are done; ``None`` where nothing was copied.
+    """
+
+    batches: list[Batch]
+    host: list[Batch]
+    state: dict[str, Any]
+    epoch: int
+    copied: torch.cuda.Event | None = None
+
+
+class Feed:
+    """Steps without end: after an epoch comes the next. ``accumulate`` batches of the loader are a step."""
+
+    def __init__(self, loader: LoaderLike, accumulate: int, device: torch.device) -> None:
+        self._loader, self._accumulate, self._device = loader, accumulate, device
+        self._epoch: Iterator[Batch] | None = None
+        self._number = 0
+        self._ahead: Step | None = None
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def next(self) -> Step:
+        """The next step; waits for the loader. On a GPU its copies may still be under way: see :meth:`arrive`."""
+        step, self._ahead = self._ahead, None
+        return step if step is not None else self._take()
+
+    def arrive(self, step: Step) -> None:
+        """The current stream waits for a step's copies."""
+        if step.copied is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(step.copied)
+            for batch in step.batches:
+                for value in batch.values():
+                    value.record_stream(stream)
+
+    def peek(self) -> Step:
+        """The step that :meth:`next` will give."""
+        if self._ahead is None:
+            self._ahead = self._take()
+        return self._ahead
+
+    def look_ahead(self) -> None:
+        """Take and copy the step after, while the device works on this one. Does nothing on CPU, where that would only hold memory."""
+        if self._side is not None and self._ahead is None:
+            self._ahead = self._take()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a step's ``state``."""
+        self._epoch, self._ahead = None, None
+        self._loader.load_state_dict(state)
+        self._number = int(state.get("epoch", 0))
+
+    def close(self) -> None:
+        """Leave the loader's iteration."""
+        self._epoch, self._ahead = None, None
+
+    def _take(self) -> Step:
+        host = [self._batch() for _ in range(self._accumulate)]
+        state = self._loader.state_dict()
+        epoch = getattr(self._loader, "epoch", self._number)
+        if self._side is None:
+            return Step(host, host, state, epoch)
+        with torch.cuda.stream(self._side):
+            batches = [
+                {name: value.pin_memory().to(self._device, non_blocking=True) for name, value in batch.items()}
+                for batch in host
+            ]
+            copied = torch.cuda.Event()
+            copied.record(self._side)
+        return Step(batches, host, state, epoch, copied)
+
+    def _batch(self) -> Batch:
+        # A state at the very end of an epoch may give an empty one first.
+        for _ in range(3):
+            if self._epoch is None:
+                self._epoch = iter(self._loader)
+            batch = next(self._epoch, None)
+            if batch is not None:
+                return batch
+            self._epoch = None
+            self._number += 1
+        raise OptionError("the loader gives no batch in a whole epoch: the data set has fewer samples than data.batch_size")

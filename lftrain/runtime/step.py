@@ -1,0 +1,209 @@
+"""What one step does on the device: forward, backward, agreement, unscaling with clipping, update. Nothing here waits for the device.
+
+All of it is written in place on tensors that stay, so that a CUDA graph can hold it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lftrain.comm.ddp import Parallel
+from lftrain.comm.group import Group
+from lftrain.errors import ConfigError
+from lftrain.runtime.feed import Batch
+from lftrain.runtime.precision import Precision
+
+Loss = Callable[[nn.Module, Batch], tuple[torch.Tensor, int | torch.Tensor]]
+# What each rank says of a step: items, sum of their losses, first bad parameter before and after reduction, first bad micro-batch, stop.
+COUNT, LOSS, FIRST_OWN, FIRST_REDUCED, FIRST_MICRO, STOP = range(6)
+FACTS = 6
+NORM, SCALE, BAD = range(3)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A step as the host sees it; the same on every rank.
+
+    Attributes:
+        loss: mean over all items of all ranks. count: those items. norm: of all gradients, unscaled, before clipping.
+        scale: the gradient scale that was used. skipped: whether nothing was changed. stop: whether any rank was asked to stop.
+        bad: for each rank with something not finite: (rank, parameter's name or "", micro-batch or -1).
+    """
+
+    loss: float
+    count: float
+    norm: float
+    scale: float
+    skipped: bool
+    stop: bool
+    bad: tuple[tuple[int, str, int], ...] = ()
+
+
+class StepRunner:
+    """Runs steps.
+
+    Args:
+        loss: see docs/runtime.md. parallel, precision, group: what they are. optimizer: over the model's parameters.
+        clip: largest norm, or ``None``.
+        mark: called with the part of a step that just ended.
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        parallel: Parallel,
+        optimizer: torch.optim.Optimizer,
+        precision: Precision,
+        group: Group,
+        clip: float | None,
+        mark: Callable[[str], None],
+    ) -> None:
+        self.loss, self.parallel, self.optimizer = loss, parallel, optimizer
+        self.precision, self.group, self.clip, self.mark = precision, group, clip, mark
+        self.nominal = 0.0
+        self.may_be_unused = True  # with several ranks only if DDP looks for parameters without a gradient
+        self.stop = torch.zeros((), dtype=torch.float64, device=group.device)
+        self._places = torch.arange(len(parallel.parameters), device=group.device)
+        self._none = len(parallel.parameters)
+        # Fused optimisers leave everything as it is where this is 1, without the host knowing.
+        self._on_device = getattr(optimizer, "_step_supports_amp_scaling", False) and all(
+            one.get("fused") for one in optimizer.param_groups
+        )
+        parallel.ready = lambda: mark("backward")
+
+    def __call__(self, batches: Sequence[Batch]) -> torch.Tensor:
+        """One step. Returns what :meth:`read` takes: float64 (world * FACTS + 3,) on the device."""
+        facts = self._gradients(batches)
+        everyone = self.group.gather(facts)
+        self.mark("sync")
+        report = self._update(everyone)
+        self.mark("optimizer")
+        return report
+
+    def read(self, report: torch.Tensor) -> Outcome:
+        """A report on the host as numbers and names."""
+        values = report.tolist()
+        rows = [values[rank * FACTS : (rank + 1) * FACTS] for rank in range(self.group.world)]
+        norm, scale, bad = values[self.group.world * FACTS :]
+        count = sum(row[COUNT] for row in rows)
+        return Outcome(
+            loss=sum(row[LOSS] for row in rows) / max(count, 1.0),
+            count=count,
+            norm=norm,
+            scale=scale,
+            skipped=bool(bad),
+            stop=any(row[STOP] for row in rows),
+            bad=self._culprits(rows) if bad else (),
+        )
+
+    def _gradients(self, batches: Sequence[Batch]) -> torch.Tensor:
+        """Forward and backward of all micro-batches; this rank's facts."""
+        parallel, last = self.parallel, len(batches) - 1
+        self.optimizer.zero_grad(set_to_none=True)
+        parallel.begin()
+        counts: list[torch.Tensor] = []
+        sums: list[torch.Tensor] = []
+        for number, batch in enumerate(batches):
+            with parallel.quiet(number == last):
+                with self.precision.autocast():
+                    mean, count = self.loss(parallel.network, batch)
+                weight = _scalar(count, mean.device)
+                if not self.nominal:
+                    self.nominal = self._agree_on_nominal(weight)
+                scaled = mean.float() * (weight / self.nominal) * self.precision.scale
+                self.mark("forward")
+                scaled.backward()
+            self.mark("backward" if number < last or self.group.world == 1 else "sync")
+            counts.append(weight.double())
+            sums.append(mean.detach().double() * weight)
+        return self._facts(torch.stack(counts), torch.stack(sums))
+
+    def _agree_on_nominal(self, weight: torch.Tensor) -> float:
+        """A power of two near the items of a micro-batch, the same on all ranks. The only time a step waits for the device, in its first."""
+        largest = float(self.group.gather(weight.detach()[None]).max())
+        return 2.0 ** round(math.log2(max(largest, 1.0)))
+
+    def _facts(self, counts: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+        gradients = self._present()
+        self._norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
+        reduced = torch.where(torch.isfinite(self._norms), self._none, self._places).min()
+        own = self.parallel.first_bad if self.group.world > 1 else reduced
+        micro = torch.where(torch.isfinite(sums), len(sums), torch.arange(len(sums), device=sums.device)).min()
+        facts = [counts.sum(), sums.sum(), own.double(), reduced.double(), micro.double(), self.stop]
+        return torch.stack(facts)
+
+    def _present(self) -> list[torch.Tensor]:
+        """All gradients, in the order of the parameters; zeros for one that took no part, so that ranks never differ."""
+        found = []
+        for name, parameter in zip(self.parallel.names, self.parallel.parameters, strict=True):
+            if parameter.grad is None:
+                if not self.may_be_unused:
+                    raise ConfigError(
+                        f"parameter {name!r} took no part in a step: use it, freeze it (requires_grad_(False)), or set ddp.find_unused = true"
+                    )
+                parameter.grad = torch.zeros_like(parameter)
+            found.append(parameter.grad)
+        return found
+
+    def _update(self, everyone: torch.Tensor) -> torch.Tensor:
+        scale = self.precision.scale.clone()
+        total = everyone[:, COUNT].sum().clamp(min=1.0)
+        # DDP took the mean over ranks of gradients of sums / nominal * scale.
+        factor = (self.group.world * self.nominal / total).float() / scale
+        norm = torch.linalg.vector_norm(self._norms) * factor
+        bad = (everyone[:, FIRST_OWN : FIRST_REDUCED + 1] < self._none).any() | ~torch.isfinite(norm)
+        if self.clip is not None:
+            factor = factor * (self.clip / (norm + 1e-6)).clamp(max=1.0)
+        gradients = [parameter.grad for parameter in self.parallel.parameters if parameter.grad is not None]
+        torch._foreach_mul_(gradients, factor)
+        self._apply(bad)
+        self.precision.update(bad)
+        return torch.cat([everyone.flatten(), torch.stack([norm.double(), scale.double(), bad.double()])])
+
+    def _apply(self, bad: torch.Tensor) -> None:
+        optimizer: Any = self.optimizer
+        if self._on_device:
+            optimizer.grad_scale, optimizer.found_inf = None, bad.float()
+            try:
+                optimizer.step()
+            finally:
+                del optimizer.grad_scale, optimizer.found_inf
+        elif not bool(bad):
+            optimizer.step()
+
+    def _culprits(self, rows: Sequence[Sequence[float]]) -> tuple[tuple[int, str, int], ...]:
+        """Ranks whose own gradients were not finite; all of them if only the reduced ones were not."""
+        names = self.parallel.names
+        found = []
+        for rank, row in enumerate(rows):
+            own, lost = int(row[FIRST_OWN]), not math.isfinite(row[LOSS])
+            if own < len(names) or lost:
+                found.append((rank, names[own] if own < len(names) else "", int(row[FIRST_MICRO]) if lost else -1))
+        if not found:
+            firsts = [int(row[FIRST_REDUCED]) for row in rows]
+            found = [(rank, names[first] if first < len(names) else "", -1) for rank, first in enumerate(firsts)]
+        return tuple(found)
+
+
+def _scalar(count: int | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A number as a float32 scalar on the device, without a copy from the host that would wait."""
+    if isinstance(count, torch.Tensor):
+        return count.detach().to(device, torch.float32)
+    return torch.full((), float(count), device=device)
+
+
+def check_parameters(optimizer: torch.optim.Optimizer, parallel: Parallel) -> None:
+    """Raise :class:`ConfigError` unless the optimiser holds exactly the parameters that are trained."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    missing = [name for name, parameter in zip(parallel.names, parallel.parameters, strict=True) if id(parameter) not in held]
+    if missing:
+        raise ConfigError(
+            f"the optimizer does not hold {missing[0]!r} ({len(missing)} of {len(parallel.names)} trained parameters): make it from the "
+            "model's parameters, or set requires_grad to False for those that are not trained"
+        )

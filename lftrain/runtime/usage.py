@@ -1,0 +1,84 @@
+"""Memory that a micro-batch takes, measured: forward and backward of a part of a real batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from lftrain.errors import ConfigError
+from lftrain.options import PrecisionOptions
+from lftrain.runtime.feed import Batch
+from lftrain.runtime.precision import Precision
+from lftrain.runtime.step import Loss
+
+# What AdamW keeps for a trained parameter beside it: its gradient and two averages, fp32.
+BESIDE = 12
+GPU_SHARE = 0.9
+
+
+class MicroBatches:
+    """Micro-batches of different sizes, cut from one batch.
+
+    Args:
+        batch: on the host; every tensor of it has a row for each sample.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, batch: Batch, precision: PrecisionOptions, device: torch.device) -> None:
+        self._model, self._loss, self._device = model, loss, device
+        self._precision = Precision(precision, device)
+        self.rows = len(batch["__mask__"]) if "__mask__" in batch else len(next(iter(batch.values())))
+        if odd := next((name for name, value in batch.items() if not value.dim() or len(value) != self.rows), None):
+            raise ConfigError(
+                f'data.accumulate = "auto" needs fields of one length a row, and {odd!r} is not: bring it to one, or set a number'
+            )
+        self._batch = {name: value.clone() for name, value in batch.items()}
+
+    def bytes(self, rows: int) -> float:
+        """On a GPU the peak of memory beyond what was there, infinite for too much; on CPU what is kept for the backward pass."""
+        part = {name: value[:rows].to(self._device) for name, value in self._batch.items()}
+        cuda = self._device.type == "cuda"
+        with torch.random.fork_rng([self._device] if cuda else []):
+            return self._peak(part) if cuda else self._kept(part)
+
+    def limit(self, asked: float | None) -> float:
+        """Bytes that a micro-batch may take. Raises :class:`ConfigError` on CPU if nothing is asked for."""
+        if asked is not None:
+            return asked * 1e6
+        if self._device.type != "cuda":
+            raise ConfigError('data.accumulate = "auto" on a CPU needs activations.limit_mb')
+        held = torch.cuda.memory_allocated(self._device)
+        states = sum(BESIDE * one.numel() for one in self._model.parameters() if one.requires_grad)
+        return GPU_SHARE * torch.cuda.get_device_properties(self._device).total_memory - held - states
+
+    def _kept(self, part: Batch) -> float:
+        known = {one.untyped_storage().data_ptr() for one in self._model.parameters()}
+        kept: dict[int, int] = {}
+
+        def keep(value: torch.Tensor) -> torch.Tensor:
+            storage = value.untyped_storage()
+            if storage.data_ptr() not in known:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return value
+
+        with saved_tensors_hooks(keep, lambda value: value), self._precision.autocast():
+            mean, _ = self._loss(self._model, part)
+        del mean
+        return float(sum(kept.values()))
+
+    def _peak(self, part: Batch) -> float:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        try:
+            with self._precision.autocast():
+                mean, _ = self._loss(self._model, part)
+            mean.backward()
+            torch.cuda.synchronize(self._device)
+            gradients = sum(one.grad.nbytes for one in self._model.parameters() if one.grad is not None)
+            return float(torch.cuda.max_memory_allocated(self._device) - before - gradients)
+        except torch.cuda.OutOfMemoryError:
+            return float("inf")
+        finally:
+            self._model.zero_grad(set_to_none=True)

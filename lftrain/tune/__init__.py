@@ -1,0 +1,1 @@
+"""What is chosen by measuring before a run begins. May import options and errors only; what is measured is handed in."""

@@ -1,0 +1,220 @@
+"""Checkpoints: atomic at every operation, verified, damaged ones named, a full disk survived."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trainkit
+from killkit import in_child
+from mounts import in_private_namespace, tmpfs
+
+from lfdata.errors import StorageError
+from lfdata.format.durable import Files
+from lftrain import CheckpointOptions
+from lftrain.errors import CheckpointError, ConfigError, DamagedCheckpointError
+from lftrain.runtime.checkpoint import LATEST
+from lftrain.runtime.storage import verify
+
+STEPS = 4
+
+
+def run(data: Path, folder: Path, steps: int = STEPS, files: Files | None = None, **chosen: Any) -> trainkit.Runtime:
+    """A run with a checkpoint after each step."""
+    options = trainkit.options(folder, steps, checkpoint=CheckpointOptions(**{"every": 1, "asynchronous": False, **chosen}))
+    runtime = trainkit.make_runtime(data, options)
+    if files is not None:
+        runtime.checkpoints._files = files
+    runtime.run()
+    return runtime
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir() if path.is_dir())
+
+
+def flip(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def whole(points: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Parameters after a run that nothing disturbed."""
+    return trainkit.bits(run(points, tmp_path_factory.mktemp("whole")).model)
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_the_newest_stay_and_latest_names_one(points: Path, tmp_path: Path, asynchronous: bool, whole: bytes) -> None:
+    runtime = run(points, tmp_path, keep=2, asynchronous=asynchronous)
+    assert names(tmp_path) == ["step-00000003", "step-00000004"]
+    assert (tmp_path / "checkpoints" / LATEST).read_text() == "step-00000004\n"
+    for name in names(tmp_path):
+        verify(tmp_path / "checkpoints" / name)
+    assert trainkit.bits(runtime.model) == whole
+
+
+@pytest.mark.parametrize("first", range(1, STEPS))
+def test_a_resumed_run_ends_in_the_same_bits(points: Path, tmp_path: Path, first: int, whole: bytes) -> None:
+    run(points, tmp_path, first)
+    torch.manual_seed(99)
+    assert trainkit.bits(run(points, tmp_path).model) == whole
+
+
+def test_nothing_is_pickled(points: Path, tmp_path: Path) -> None:
+    """No file of a checkpoint begins as pickles and torch's archives do, and all but the tensors is JSON."""
+    run(points, tmp_path, 1)
+    for path in (tmp_path / "checkpoints" / "step-00000001").iterdir():
+        data = path.read_bytes()
+        assert not data.startswith((b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04"))
+        if path.suffix == ".json":
+            json.loads(data.split(b"\n")[0])
+
+
+class Killer(Files):
+    """Ends the process with SIGKILL before or after the n-th operation."""
+
+    def __init__(self, number: int, after: bool) -> None:
+        self.left, self.after, self.count = number, after, 0
+
+    def call(self, operation: str, path: Path, function: Callable[[], Any], **detail: object) -> Any:
+        self.count += 1
+        if self.count == self.left and not self.after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = function()
+        if self.count == self.left and self.after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+
+@pytest.mark.fault
+def test_killed_at_each_operation_a_sound_one_is_left(points: Path, tmp_path: Path, whole: bytes) -> None:
+    """Two steps are kept in peace; the third's checkpoint is killed at operation after operation."""
+    counting = Killer(-1, False)
+    run(points, tmp_path / "counted", 2, keep=1)
+    runtime = run(points, tmp_path / "counted", 3, counting, keep=1)
+    assert runtime.step == 3 and counting.count > 10
+    torch.set_num_threads(1)  # a forked child cannot use the pool of threads
+    run(points, tmp_path / "two", 2, keep=1)
+    for number in range(1, counting.count + 1):
+        for after in (False, True) if number % 3 == 0 else (bool(number % 2),):
+            folder = tmp_path / f"killed-{number}-{after}"
+            shutil.copytree(tmp_path / "two", folder)
+            assert in_child(lambda f=folder, n=number, a=after: run(points, f, 3, Killer(n, a), keep=1)) == -signal.SIGKILL
+            there = [name for name in names(folder) if name.startswith("step-")]
+            assert there, "no checkpoint is left"
+            for name in there:
+                verify(folder / "checkpoints" / name)
+            latest = (folder / "checkpoints" / LATEST).read_text().strip()
+            assert latest in ("step-00000002", "step-00000003")
+            assert latest == "step-00000002" or latest in there
+            assert trainkit.bits(run(points, folder).model) == whole
+            assert not [name for name in names(folder) if name.startswith(".tmp")]
+
+
+@pytest.mark.parametrize("name", ["rank-0.bin", "state.json", "manifest.json"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
+def test_a_damaged_one_is_named_and_the_one_before_is_taken(
+    points: Path, tmp_path: Path, name: str, harm: str, whole: bytes
+) -> None:
+    run(points, tmp_path, 3)
+    path = tmp_path / "checkpoints" / "step-00000003" / name
+    if harm == "flip":
+        flip(path, path.stat().st_size // 3)
+    elif harm == "cut":
+        os.truncate(path, path.stat().st_size // 2)
+    else:
+        path.unlink()
+    with pytest.raises(DamagedCheckpointError, match=name):
+        verify(path.parent)
+    runtime = run(points, tmp_path)
+    assert trainkit.bits(runtime.model) == whole
+    assert "damaged-step-00000003" in names(tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    (event,) = [line for line in lines if line.get("name") == "damaged checkpoint"]
+    assert name in event["message"]
+
+
+def test_a_damaged_tensor_is_named(points: Path, tmp_path: Path) -> None:
+    run(points, tmp_path, 1)
+    folder = tmp_path / "checkpoints" / "step-00000001"
+    manifest = verify(folder)
+    place = manifest.tensors["model.3.weight"].pieces[0]
+    flip(folder / place.file, place.byte + 5)
+    with pytest.raises(CheckpointError, match=r"rank-0.bin.*'model.3.weight' is damaged.*another run.folder"):
+        run(points, tmp_path)
+
+
+def test_resume_as_told(points: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="must"):
+        run(points, tmp_path, 1, resume="must")
+    run(points, tmp_path, 1, resume="never")
+    with pytest.raises(ConfigError, match="never"):
+        run(points, tmp_path, 2, resume="never")
+    assert run(points, tmp_path, 2, resume="must").step == 2
+
+
+def test_another_model_is_refused(points: Path, tmp_path: Path) -> None:
+    run(points, tmp_path, 1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Dropout(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    runtime = trainkit.Runtime(model, trainkit.loss, trainkit.make_loader(points), optimizer, trainkit.options(tmp_path, 2))
+    with pytest.raises(CheckpointError, match=r"'model.0.weight' has shape \(16, 4\), here \(8, 4\)"):
+        runtime.run()
+
+
+def test_two_runs_in_one_folder_are_refused(points: Path, tmp_path: Path) -> None:
+    first = trainkit.make_runtime(points, trainkit.options(tmp_path, 1))
+    with pytest.raises(CheckpointError, match="another run"):
+        trainkit.make_runtime(points, trainkit.options(tmp_path, 1))
+    first.run()
+    trainkit.make_runtime(points, trainkit.options(tmp_path, 2)).run()
+
+
+def _on_a_full_disk(points: Path, place: Path) -> None:
+    disk = place / "disk"
+    disk.mkdir()
+    tmpfs(disk, 1 << 20)
+    folder, filler, calls = disk / "run", disk / "filler", []
+
+    def filling(model: torch.nn.Module, batch: Any) -> Any:
+        """The loss; before the third step something else fills the disk."""
+        calls.append(1)
+        if len(calls) == 3:
+            with open(filler, "wb", buffering=0) as file, pytest.raises(OSError):
+                while True:
+                    file.write(bytes(4096))
+        return trainkit.loss(model, batch)
+
+    chosen = trainkit.options(folder, 9, checkpoint=CheckpointOptions(every=1, asynchronous=False, failures=3))
+    runtime = trainkit.make_runtime(points, chosen, the_loss=filling)
+    with pytest.raises(CheckpointError, match=r"3 checkpoints in a row have failed.*No space left"):
+        runtime.run()
+    assert names(folder) == ["step-00000001", "step-00000002"]
+    for name in names(folder):
+        verify(folder / "checkpoints" / name)
+    with pytest.raises(StorageError, match="No space left"):
+        run(points, folder, 9)
+    filler.unlink()
+    assert run(points, folder, 9).step == 9
+
+
+def test_a_full_disk_costs_only_that_checkpoint(points: Path, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    in_private_namespace(lambda: _on_a_full_disk(points, tmp_path))
+
+
+def test_export_is_what_the_model_holds(points: Path, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    runtime = run(points, tmp_path, 1, export=True)
+    found = safetensors.load_file(tmp_path / "model.safetensors")
+    assert found.keys() == runtime.model.state_dict().keys()
+    assert all(torch.equal(found[name], value) for name, value in runtime.model.state_dict().items())

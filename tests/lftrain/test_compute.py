@@ -1,0 +1,120 @@
+"""Compiled blocks and the graph of the step, as far as a CPU goes: the same numbers, counted, and never silently eager."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trainkit
+from torch import nn
+
+from lftrain import CompileOptions, GraphOptions, Runtime
+from lftrain.compute.compile import CompiledBlocks
+from lftrain.errors import ConfigError
+
+EAGER = CompileOptions(blocks=True, backend="eager")
+
+
+class Layer(nn.Module):
+    """A block; ``odd`` makes it one that cannot be traced."""
+
+    def __init__(self, odd: bool = False) -> None:
+        super().__init__()
+        self.inner, self.odd = nn.Linear(4, 4), odd
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.odd and float(x.sum()) > 1e9:
+            return x
+        return x + self.inner(x).tanh()
+
+
+class Stack(nn.Module):
+    def __init__(self, odd: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers, self.out = nn.ModuleList([Layer(), Layer(odd), Layer()]), nn.Linear(4, 1)
+
+    def blocks(self) -> list[nn.Module]:
+        return list(self.layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.out(x)  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Any:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def trained(points: Path, folder: Path, model: nn.Module, **parts: Any) -> Runtime:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    runtime = Runtime(model, trainkit.loss, trainkit.make_loader(points), optimizer, trainkit.options(folder, 6, **parts))
+    runtime.run()
+    return runtime
+
+
+def test_compiled_blocks_train_the_same_model(points: Path, tmp_path: Path) -> None:
+    plain = trained(points, tmp_path / "plain", Stack())
+    compiled = trained(points, tmp_path / "compiled", Stack(), compile=EAGER)
+    for one, other in zip(plain.model.parameters(), compiled.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    assert plain.model.state_dict().keys() == compiled.model.state_dict().keys()
+    last = [line for line in lines(tmp_path / "compiled") if line["kind"] == "step"][-1]
+    assert last["compile"]["fallbacks"] == 0 and last["compile"]["compilations"] >= 1
+
+
+def test_a_block_that_cannot_be_traced_is_told_and_runs(points: Path, tmp_path: Path) -> None:
+    plain = trained(points, tmp_path / "plain", Stack())
+    compiled = trained(points, tmp_path / "compiled", Stack(odd=True), compile=EAGER)
+    for one, other in zip(plain.model.parameters(), compiled.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    told = [line for line in lines(tmp_path / "compiled") if line.get("name") == "eager block"]
+    assert len(told) == 1 and "Layer 1" in told[0]["message"]
+    assert [line for line in lines(tmp_path / "compiled") if line["kind"] == "step"][-1]["compile"]["fallbacks"] == 1
+
+
+def test_too_many_shapes_are_told_and_run() -> None:
+    told: list[str] = []
+    blocks = [Layer()]
+    options = CompileOptions(blocks=True, backend="eager", dynamic=False, limit=3)
+    compiled = CompiledBlocks(blocks, options, lambda name, message, **_: told.append(message))
+    for rows in range(2, 9):
+        assert blocks[0](torch.randn(rows, 4)).shape == (rows, 4)
+    assert compiled.report() == {"compilations": 3, "fallbacks": 1}
+    assert len(told) == 1 and "bucket the lengths" in told[0]
+
+
+def test_one_compilation_for_all_shapes_where_it_is_asked_for() -> None:
+    blocks = [Layer()]
+    compiled = CompiledBlocks(blocks, CompileOptions(blocks=True, backend="eager", dynamic=True), lambda *_, **__: None)
+    for rows in range(2, 9):
+        blocks[0](torch.randn(rows, 4))
+    assert compiled.report() == {"compilations": 1, "fallbacks": 0}
+
+
+def test_what_cannot_be_compiled_at_all_is_refused(points: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="blocks"):
+        trained(points, tmp_path, trainkit.make_model(), compile=EAGER)
+    with pytest.raises(ConfigError, match="inductr"):
+        trained(points, tmp_path, Stack(), compile=CompileOptions(blocks=True, backend="inductr"))
+
+
+def test_without_a_gpu_the_step_is_eager_with_the_reason(points: Path, tmp_path: Path) -> None:
+    plain = trained(points, tmp_path / "plain", Stack())
+    graphed = trained(points, tmp_path / "graphed", Stack(), graph=GraphOptions(enabled=True))
+    assert trainkit.bits(plain.model) == trainkit.bits(graphed.model)
+    (told,) = [line for line in lines(tmp_path / "graphed") if line.get("name") == "no graph"]
+    assert "there is no GPU" in told["message"]
+    last = [line for line in lines(tmp_path / "graphed") if line["kind"] == "step"][-1]
+    assert last["graph"] == {"replays": 0, "eager": 6}

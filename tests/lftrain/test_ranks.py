@@ -1,0 +1,91 @@
+"""Two ranks under torchrun: the same as one, and what happens when one of them fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import runkit
+import torch
+
+pytestmark = pytest.mark.slow
+
+
+def close(one: list[list[float]], other: list[list[float]]) -> None:
+    for first, second in zip(one, other, strict=True):
+        torch.testing.assert_close(torch.tensor(first), torch.tensor(second), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_two_ranks_train_what_one_does(points: Path, tmp_path: Path, accumulate: int) -> None:
+    (alone,) = runkit.run(tmp_path / "one", points, steps=6, dropout=0.0)
+    both = runkit.run(tmp_path / "two", points, 2, steps=6, dropout=0.0, accumulate=accumulate, ddp={"checksum_every": 1})
+    assert both[0]["bits"] == both[1]["bits"]
+    close(both[0]["parameters"], alone["parameters"])
+
+
+def test_inf_on_one_rank_makes_all_skip_the_same_step(points: Path, tmp_path: Path) -> None:
+    found = runkit.run(tmp_path, points, 2, steps=6, harm=("inf", 1, 2), ddp={"checksum_every": 1})
+    assert [one["skipped"] for one in found] == [1, 1]
+    assert found[0]["bits"] == found[1]["bits"]
+    (event,) = runkit.events(tmp_path, "skipped step")
+    assert event["step"] == 3 and [cause[0] for cause in event["bad"]] == [1]
+    assert "rank 1" in event["message"] and "'0.weight'" in event["message"]
+    keys = [f"point-{index}" for index in found[1]["seen"][2]]
+    assert event["keys"] == [[], keys]
+
+
+def test_inf_with_a_scale_halves_it_on_all_ranks(points: Path, tmp_path: Path) -> None:
+    found = runkit.run(
+        tmp_path,
+        points,
+        2,
+        steps=5,
+        harm=("inf", 1, 1),
+        precision={"mode": "fp16", "scale_init": 16.0},
+        ddp={"checksum_every": 1},
+    )
+    assert [one["skipped"] for one in found] == [1, 1] and found[0]["bits"] == found[1]["bits"]
+
+
+def test_powersgd_trains_and_recovers_from_inf(points: Path, tmp_path: Path) -> None:
+    chosen = {"hook": "powersgd", "powersgd_rank": 1, "powersgd_start": 2, "checksum_every": 1}
+    found = runkit.run(tmp_path, points, 2, steps=8, harm=("inf", 1, 4), ddp=chosen)
+    assert [one["skipped"] for one in found] == [1, 1] and found[0]["bits"] == found[1]["bits"]
+
+
+def test_experts_without_tokens_have_zeros_on_every_rank(points: Path, tmp_path: Path) -> None:
+    found = runkit.run(tmp_path, points, 2, steps=4, experts=True, ddp={"checksum_every": 1})
+    assert found[0]["none"] == found[1]["none"] == []
+    assert found[0]["bits"] == found[1]["bits"]
+
+
+def test_a_rank_that_drifts_is_named(points: Path, tmp_path: Path) -> None:
+    found = runkit.run(tmp_path, points, 2, fails=True, steps=6, harm=("drift", 1, 2), ddp={"checksum_every": 2})
+    for one in found:
+        assert one["error"] == "DivergenceError"
+        assert "step 4: rank 1" in one["message"] and "'0.weight'" in one["message"]
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_rank_that_is_killed_is_named_by_the_others(points: Path, tmp_path: Path, gone: int) -> None:
+    found = runkit.run(tmp_path, points, 2, fails=True, steps=50, harm=("kill", gone, 3))
+    assert found[gone] == {}
+    assert found[1 - gone]["error"] == "PeerError"
+    assert f"rank {gone} is gone" in found[1 - gone]["message"] and "step 3" in found[1 - gone]["message"]
+
+
+@pytest.mark.fault
+def test_a_rank_that_hangs_is_named_within_the_timeout(points: Path, tmp_path: Path) -> None:
+    task = runkit.write_task(tmp_path, points, steps=50, harm=("stop", 1, 3))
+    process = runkit.start(task, 2)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "rank 1 is gone" in output
+
+
+@pytest.mark.fault
+def test_a_rank_that_raises_is_quoted_by_the_others(points: Path, tmp_path: Path) -> None:
+    found = runkit.run(tmp_path, points, 2, fails=True, steps=50, harm=("raise", 1, 3))
+    assert "rank 1 failed: RuntimeError: this rank's own trouble" in found[0]["message"]

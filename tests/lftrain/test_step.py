@@ -1,0 +1,176 @@
+"""One step: micro-batches against the big batch, clipping, gradients that are not finite, the scale of fp16."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trainkit
+from torch import nn
+
+from lftrain import PrecisionOptions, Runtime
+from lftrain.errors import ConfigError, NonFiniteError
+from lftrain.runtime.precision import Precision
+
+
+def ragged(seed: int, sizes: list[int]) -> list[dict[str, torch.Tensor]]:
+    """Micro-batches of different numbers of rows."""
+    made = torch.Generator().manual_seed(seed)
+    return [{"x": torch.randn(size, 4, generator=made), "y": torch.randn(size, generator=made)} for size in sizes]
+
+
+def joined(batches: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def trained(
+    folder: Path, batches: list[dict[str, torch.Tensor]], accumulate: int, optimizer: Any = None, **parts: Any
+) -> Runtime:
+    """A run over all batches once."""
+    model = trainkit.make_model(dropout=0.0)
+    made = (optimizer or (lambda p: torch.optim.SGD(p, lr=0.1)))(model.parameters())
+    chosen = trainkit.options(folder, len(batches) // accumulate, **parts)
+    runtime = Runtime(model, trainkit.loss, trainkit.Batches(batches, accumulate), made, chosen)
+    runtime.run()
+    return runtime
+
+
+def events(folder: Path, name: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "event" and line["name"] == name]
+
+
+def test_ragged_micro_batches_make_the_step_of_the_big_batch(tmp_path: Path) -> None:
+    parts = [ragged(1, [1, 9, 2]), ragged(2, [5, 1, 1]), ragged(3, [4, 4, 4])]
+    small = trained(tmp_path / "small", [one for three in parts for one in three], 3)
+    big = trained(tmp_path / "big", [joined(three) for three in parts], 1)
+    for one, other in zip(small.model.parameters(), big.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert small.watch.loss == pytest.approx(big.watch.loss, rel=1e-5)
+
+
+def test_a_step_is_the_textbook_one(tmp_path: Path) -> None:
+    batches = ragged(1, [8, 8, 8])
+    found = trained(tmp_path, batches, 1, lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True))
+    model = trainkit.make_model(dropout=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    for batch in batches:
+        optimizer.zero_grad()
+        trainkit.loss(model, batch)[0].backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    for one, other in zip(found.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_clipping_comes_after_unscaling(tmp_path: Path) -> None:
+    """With a scale of 2^16 a gradient clipped before would be 2^16 times too small."""
+    batch = ragged(1, [8])
+    plain = trained(tmp_path / "plain", batch, 1, precision=PrecisionOptions(clip=0.01))
+    scaled = trained(tmp_path / "scaled", batch, 1, precision=PrecisionOptions(clip=0.01, mode="fp16"))
+    start = trainkit.make_model(dropout=0.0)
+    for first, one, other in zip(start.parameters(), plain.model.parameters(), scaled.model.parameters(), strict=True):
+        torch.testing.assert_close(one - first, other - first, rtol=0.02, atol=1e-6)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_step_with_inf_changes_nothing_and_is_named(tmp_path: Path, fused: bool) -> None:
+    batches = ragged(1, [4, 4, 4])
+    batches[1]["y"][2] = float("inf")
+    batches[1]["__index__"] = torch.tensor([7, 8, 9, 10])
+    seen: list[bytes] = []
+
+    def watched(model: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
+        seen.append(trainkit.bits(model))
+        return trainkit.loss(model, batch)
+
+    model = trainkit.make_model(dropout=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
+    runtime = Runtime(model, watched, trainkit.Batches(batches), optimizer, trainkit.options(tmp_path, 3))
+    result = runtime.run()
+    assert seen[0] != seen[1] == seen[2] != trainkit.bits(model)
+    assert {float(state["step"]) for state in optimizer.state.values()} == {2.0}
+    assert result.skipped == 1 and result.finished
+    (event,) = events(tmp_path, "skipped step")
+    assert event["step"] == 2 and event["keys"] == [["7", "8", "9", "10"]]
+    assert "'0.weight'" in event["message"]
+
+
+def test_keys_of_the_samples_come_from_the_loader(tmp_path: Path, points: Path) -> None:
+    def bad_once(model: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
+        mean, rows = trainkit.loss(model, batch)
+        return mean * (float("nan") if 20 in batch["__index__"] else 1.0), rows
+
+    trainkit.make_runtime(points, trainkit.options(tmp_path, 8), the_loss=bad_once).run()
+    (event,) = events(tmp_path, "skipped step")
+    assert "point-20" in event["keys"][0] and len(event["keys"][0]) == 8
+
+
+def test_it_stops_after_so_many_skips_in_a_row(tmp_path: Path) -> None:
+    batches = ragged(1, [4] * 6)
+    for number in (1, 3, 4, 5):
+        batches[number]["y"][0] = float("nan")
+    with pytest.raises(NonFiniteError, match="3 steps in a row") as caught:
+        trained(tmp_path, batches, 1, precision=PrecisionOptions(max_skips=3))
+    assert "step 6" in str(caught.value) and "learning rate" in str(caught.value)
+
+
+def test_the_scale_follows_that_of_torch() -> None:
+    """The same course as torch.amp.GradScaler, over good and bad steps."""
+    chosen = PrecisionOptions(mode="fp16", scale_growth_interval=3)
+    ours = Precision(chosen, torch.device("cpu"))
+    theirs = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=3)
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    for bad in [0, 0, 0, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0]:
+        theirs.scale(weight.sum()).backward()
+        weight.grad.fill_(float("inf") if bad else 1.0)
+        theirs.step(optimizer)
+        theirs.update()
+        optimizer.zero_grad()
+        ours.update(torch.tensor(bool(bad)))
+        assert float(ours.scale) == theirs.get_scale()
+    assert PrecisionOptions().scale_init == 2.0**16 and PrecisionOptions().scale_growth_interval == 2000
+
+
+def test_a_scale_that_falls_under_one_stops_the_run(tmp_path: Path) -> None:
+    batches = ragged(1, [4] * 6)
+    for batch in batches:
+        batch["y"].fill_(1e30)
+    with pytest.raises(NonFiniteError, match="scale has fallen"):
+        trained(tmp_path, batches, 1, precision=PrecisionOptions(mode="fp16", scale_init=4.0))
+
+
+def test_trained_parameters_in_fp16_are_refused(tmp_path: Path) -> None:
+    model = trainkit.make_model().half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match="0.weight"):
+        Runtime(model, trainkit.loss, trainkit.Batches(ragged(1, [4])), optimizer, trainkit.options(tmp_path, 1))
+
+
+def test_frozen_parameters_are_kept_in_the_compute_type(tmp_path: Path) -> None:
+    model = trainkit.make_model()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2, fused=True)
+    chosen = trainkit.options(tmp_path, 2, precision=PrecisionOptions(mode="bf16"))
+    Runtime(model, trainkit.loss, trainkit.Batches(ragged(1, [4])), optimizer, chosen).run()
+    assert (model[0].weight.dtype, model[3].weight.dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_a_parameter_without_a_gradient_gets_zeros(tmp_path: Path) -> None:
+    model = trainkit.make_model()
+    model.spare = nn.Parameter(torch.ones(3))  # type: ignore[assignment]
+    model.forward = lambda x: model[3](model[2](model[1](model[0](x))))  # type: ignore[method-assign]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0, fused=True)
+    Runtime(model, trainkit.loss, trainkit.Batches(ragged(1, [4])), optimizer, trainkit.options(tmp_path, 2)).run()
+    assert model.spare.grad is not None and not model.spare.grad.any()
+
+
+def test_an_optimizer_of_other_parameters_is_refused(tmp_path: Path) -> None:
+    model = trainkit.make_model()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match="3.weight"):
+        Runtime(model, trainkit.loss, trainkit.Batches(ragged(1, [4])), optimizer, trainkit.options(tmp_path, 1))

@@ -1,0 +1,108 @@
+"""A run of its own process, alone or under torchrun: ``train_points.py TASK.json``; writes what came of it beside the task, rank by rank."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import trainkit
+from torch import nn
+
+from lfdata.errors import LfdataError
+from lftrain import CheckpointOptions, DdpOptions, PrecisionOptions
+from lftrain.models.layers import Experts
+
+
+class Task:
+    """What the task says, and a loss that remembers whose samples it saw and does harm where it is asked to."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self.told = told
+        self.rank = int(os.environ.get("RANK", 0))
+        self.seen: list[list[int]] = []
+        self.log = Path(told["folder"] + f"-seen-{self.rank}.jsonl")
+
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
+        told, step = self.told, len(self.seen)
+        indices = batch["__index__"].tolist()
+        self.seen.append(indices)
+        with open(self.log, "a") as file:
+            file.write(json.dumps(indices) + "\n")
+        if pause := told.get("pause"):
+            time.sleep(pause)
+        mean, rows = trainkit.loss(model, batch)
+        harm, rank, at = told.get("harm", ("", -1, -1))
+        if rank == self.rank and at == step:
+            if harm == "inf":
+                mean = mean * float("inf")
+            elif harm == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif harm == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            elif harm == "raise":
+                raise RuntimeError("this rank's own trouble")
+            elif harm == "drift":
+                with torch.no_grad():
+                    next(model.parameters()).add_(1e-3)
+        return mean, rows
+
+
+class Mixed(nn.Module):
+    """Experts of which a batch uses few."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.into, self.experts, self.out = nn.Linear(4, 8), Experts(8, 16, 8, 1), nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, 4) -> (B, 1)."""
+        return self.out(self.experts(self.into(x)[:, None])[:, 0])  # type: ignore[no-any-return]
+
+
+def main(path: Path) -> None:
+    """Run the task; exit status 1 for a typed error, which is written down."""
+    told = json.loads(path.read_text())
+    task = Task(told)
+    parts: dict[str, Any] = {}
+    if "checkpoint" in told:
+        parts["checkpoint"] = CheckpointOptions(**told["checkpoint"])
+    if "precision" in told:
+        parts["precision"] = PrecisionOptions(**told["precision"])
+    if "ddp" in told:
+        parts["ddp"] = DdpOptions(**told["ddp"])
+    chosen = trainkit.options(Path(told["folder"]), told["steps"], **parts)
+    model = Mixed() if told.get("experts") else trainkit.make_model(dropout=told.get("dropout", 0.25))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    accumulate = told.get("accumulate", 1)
+    loader = trainkit.make_loader(Path(told["data"]), accumulate=accumulate)
+    found: dict[str, Any] = {"rank": task.rank}
+    status = 0
+    try:
+        runtime = trainkit.Runtime(model, task.loss, loader, optimizer, chosen)
+        result = runtime.run()
+        found |= {"step": result.step, "finished": result.finished, "skipped": result.skipped, "loss": result.loss}
+    except LfdataError as error:
+        found |= {"error": type(error).__name__, "message": str(error)}
+        status = 1
+    found["bits"] = hashlib.sha256(trainkit.bits(model)).hexdigest()
+    found["parameters"] = [value.flatten().tolist() for value in model.state_dict().values()]
+    found["none"] = [name for name, one in model.named_parameters() if one.grad is None]
+    found["seen"] = task.seen
+    path.with_name(f"{path.stem}-{task.rank}.json").write_text(json.dumps(found))
+    if status and dist.is_initialized():
+        # What is left of a broken group is not worth waiting for.
+        os._exit(status)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,156 @@
+"""Feedback in a running loader: fewer threads for a slow consumer, and never other bytes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import batchkit
+import pytest
+
+import lfdata.transforms as T
+from lfdata import Loader
+from lfdata.codecs.pixels import native_module
+from lfdata.errors import OptionError
+from lfdata.schedule.sensors import Reading, SensorError
+
+needs_native = pytest.mark.skipif(native_module is None, reason="lfdata.codecs._pixels is not built")
+
+
+@needs_native
+def test_a_slow_consumer_is_fed_by_one_thread(tmp_path: Path) -> None:
+    path = batchkit.write_pictures(tmp_path / "d", 32)
+    fields: dict[str, Any] = {"image": [T.RandomResizedCrop(224)], "label": None}
+    plain = batchkit.digests(Loader(path, 8, fields, engine="inline", threads=1), 10)
+    loader = Loader(path, 8, fields, engine="process", threads=3, feedback=True)
+    widths, found = [], []
+    for _ in range(10):
+        for batch in loader:
+            found.append(batchkit.digest(batch))
+            time.sleep(0.08)
+            widths.append(loader.stats()["width"])
+    assert found == plain
+    assert widths[0] in (0, 3) and min(widths[1:]) < 3, widths
+    loader.close()
+    assert Loader(path, 8, fields).stats()["width"] == 0
+
+
+class Fake:
+    """A GPU that is as busy as it is told to be."""
+
+    name = "fake"
+
+    def __init__(self, busy: float, fail_after: int = 1 << 30) -> None:
+        self.busy, self.left, self.closed = busy, fail_after, 0
+
+    def read(self) -> Reading:
+        self.left -= 1
+        if self.left < 0:
+            raise SensorError("the driver is gone")
+        return Reading(self.busy, time.monotonic(), {"sm": self.busy})
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@needs_native
+@pytest.mark.parametrize(("busy", "verdict"), [(0.3, "consumer"), (0.99, "fed")])
+def test_a_gpu_that_idles_beside_ready_batches_is_the_consumers_fault(tmp_path: Path, busy: float, verdict: str) -> None:
+    path = batchkit.write_pictures(tmp_path / "d", 32)
+    sensor = Fake(busy)
+    loader = Loader(path, 8, {"image": [T.RandomResizedCrop(224)], "label": None}, engine="process", threads=2, feedback=sensor)
+    deadline, found = time.monotonic() + 60, {"verdict": "", "width": 0}
+    # A machine that is busy elsewhere makes the decoder late now and then.
+    while (found["verdict"], found["width"]) != (verdict, 1) and time.monotonic() < deadline:
+        for _ in loader:
+            time.sleep(0.06)
+        found = loader.stats()["feedback"]
+    assert found["verdict"] == verdict and found["sensor"] == "fake", found
+    assert found["busy"] == busy and found["reading"] == {"sm": busy}
+    assert found["width"] == 1, "an idle GPU beside ready batches made decoding faster"
+    loader.close()
+    assert sensor.closed == 1
+
+
+@needs_native
+def test_a_sensor_that_is_lost_is_told_and_does_not_stop_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = batchkit.write_pictures(tmp_path / "d", 32)
+    loader = Loader(
+        path, 8, {"image": [T.RandomResizedCrop(224)]}, engine="process", threads=2, feedback=Fake(0.5, fail_after=2)
+    )
+    batches = 0
+    for _ in range(4):
+        for _ in loader:
+            time.sleep(0.05)
+            batches += 1
+    found = loader.stats()["feedback"]
+    assert batches == 16 and found["sensor"] == "lost: the driver is gone" and found["busy"] is None
+    assert sum("sensor is lost" in record.message for record in caplog.records) == 1
+    loader.close()
+
+
+@needs_native
+def test_a_slow_decoder_is_named(tmp_path: Path) -> None:
+    path = batchkit.write_pictures(tmp_path / "d", 32)
+    loader = Loader(path, 8, {"image": [T.RandomResizedCrop(400)]}, engine="process", threads=1, feedback="wait", isolate=True)
+    for _ in range(6):
+        for _ in loader:
+            pass
+    found = loader.stats()["feedback"]
+    assert (found["verdict"], found["sensor"], found["busy"]) == ("decode", "none", None)
+    loader.close()
+
+
+def test_no_such_feedback(tmp_path: Path) -> None:
+    path = batchkit.write_pictures(tmp_path / "d", 8)
+    with pytest.raises(OptionError, match="feedback 'always'"):
+        Loader(path, 4, ["image"], feedback="always")
+
+
+@needs_native
+def test_the_width_limits_the_threads_of_the_pool(tmp_path: Path) -> None:
+    """In a program of its own: the limit is of the whole process."""
+    import subprocess
+    import sys
+
+    script = """
+import threading, time
+import numpy as np
+from io import BytesIO
+from PIL import Image
+from lfdata.codecs.image import make_image_encoder
+from lfdata.codecs.pixels import CropDecoder, watch_width
+pixels = np.random.default_rng(0).integers(0, 256, (600, 800, 3), dtype=np.uint8)
+out = BytesIO(); Image.fromarray(pixels).save(out, "JPEG", quality=95)
+encoder = make_image_encoder({"codec": "keep"}); item = encoder.encode(out.getvalue())
+n = 32
+sizes = {k: np.full(n, item.sizes[k]) for k in ("width", "height", "channels", "codec", "bits")}
+decoder = CropDecoder(encoder.params)
+made = np.zeros((n, 64, 64, 3), np.uint8)
+boxes = np.tile([0.0, 0, 800, 600], (n, 1))
+def call(spent):
+    begin = time.perf_counter()
+    assert not decoder.crop_resize([item.payload] * n, sizes, boxes, np.zeros(n, bool), made, threads=4, spent=spent)
+    return time.perf_counter() - begin
+def parallel():
+    work = []
+    seconds = call(work.append)
+    return work[0] / seconds
+call(lambda _: None)
+width = np.zeros(1, np.int64)
+watch_width(width)
+free = parallel()
+width[0] = 1
+one = parallel()
+# While a call is under way: it begins with one thread and gets three more.
+grown = []
+thread = threading.Thread(target=lambda: grown.append(parallel()))
+thread.start(); time.sleep(0.02); width[0] = 4; thread.join()
+width[0] = 0
+print(free, one, grown[0])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    free, one, grown = map(float, done.stdout.split())
+    # Threads at work at a time, whether or not there are processors for them.
+    assert one < 1.1 and free > 1.5 * one and grown > 1.2 * one, done.stdout

@@ -1,0 +1,145 @@
+"""Time by stage, waits, and the trace: what they say is what happened."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import batchkit
+import numpy as np
+import pytest
+
+import lfdata.transforms as T
+from lfdata import Loader
+from lfdata.errors import StorageError
+from lfdata.loader.spans import STAGES
+from lfdata.loader.statistics import Histogram
+
+FIELDS: dict[str, Any] = {"image": [T.RandomResizedCrop(16), T.ColorJitter(0.4)], "label": None}
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return batchkit.write_pictures(tmp_path_factory.mktemp("pictures") / "d", 48)
+
+
+def test_percentiles_are_of_the_values() -> None:
+    found = Histogram()
+    assert found.report() == {"count": 0, "seconds": 0.0, "p50_ms": 0.0, "p95_ms": 0.0, "p99_ms": 0.0}
+    values = np.exp(np.random.default_rng(0).normal(-6, 2, 5000))
+    for value in values.tolist():
+        found.add(value)
+    report = found.report()
+    assert report["count"] == 5000 and abs(report["seconds"] - values.sum()) < 1e-6
+    for percent in (50, 95, 99):
+        true = 1000 * float(np.quantile(values, percent / 100, method="inverted_cdf"))
+        assert true <= report[f"p{percent}_ms"] * (1 + 1e-9) <= true * 1.0905 * (1 + 1e-9)
+    found.add(0.0)
+    found.add(1e9)
+    assert found.report()["count"] == 5002
+
+
+@pytest.mark.parametrize("engine", ["inline", "thread", "process"])
+def test_stages_and_waits(pictures: Path, engine: str) -> None:
+    loader = Loader(pictures, 8, FIELDS, engine=engine, threads=1)
+    assert loader.stats()["stages"]["decode"]["count"] == 0 and loader.stats()["faults_per_1000"] == 0
+    for _ in range(3):
+        for _ in loader:
+            pass
+    stats = loader.stats()
+    stages = stats["stages"]
+    assert list(stages) == list(STAGES)
+    # Steps that were delivered, and those of the slots that were made ahead.
+    most = 18 + stats["slots"] * min(6, stats["steps_a_slot"])
+    for name in ("plan", "read", "decode", "augment"):
+        assert 18 <= stages[name]["count"] <= most
+        assert 0 < stages[name]["p50_ms"] <= stages[name]["p95_ms"] <= stages[name]["p99_ms"]
+    assert stages["mix"]["count"] == 0
+    waits = 18 // stats["steps_a_slot"] + (18 % stats["steps_a_slot"] > 0)
+    assert stats["wait"]["count"] == sum(stats["ready"].values()) >= waits
+    assert 0 < stats["waiting"] <= 1 and 0 < stats["occupancy"] <= 1
+    loader.close()
+
+
+def test_a_slow_consumer_finds_slots_ready_and_a_fast_one_waits(pictures: Path) -> None:
+    slow = Loader(pictures, 8, {"image": [T.RandomResizedCrop(300)]}, engine="thread", threads=1)
+    batches = iter(slow)
+    for _ in range(2):
+        next(batches)
+    before = slow.stats()["ready"]
+    for _ in range(4):
+        time.sleep(0.3)
+        next(batches)
+    ready = {slots: times - before.get(slots, 0) for slots, times in slow.stats()["ready"].items()}
+    assert sum(times for slots, times in ready.items() if slots >= 1) >= 3
+    slow.close()
+    fast = Loader(pictures, 8, {"image": [T.RandomResizedCrop(300)]}, engine="inline", threads=1)
+    for _ in fast:
+        pass
+    stats = fast.stats()
+    assert set(stats["ready"]) == {0} and stats["wait"]["seconds"] > 0.5 * stats["stages"]["decode"]["seconds"]
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    text = path.read_text()
+    found: list[dict[str, Any]] = json.loads(text if text.rstrip().endswith("]") else text.rstrip().rstrip(",") + "]")
+    return found
+
+
+@pytest.mark.parametrize("engine", ["thread", "process"])
+def test_the_trace_has_every_stage_of_every_step(pictures: Path, tmp_path: Path, engine: str) -> None:
+    began = time.perf_counter()
+    loader = Loader(pictures, 8, FIELDS, engine=engine, threads=1, trace=tmp_path / "trace.json", isolate=True)
+    for _ in loader:
+        pass
+    half = _events(tmp_path / "trace.json")
+    loader.close()
+    ended = time.perf_counter()
+    events = _events(tmp_path / "trace.json")
+    assert len(events) == len(half) + 1
+    spans = [event for event in events if event["ph"] == "X"]
+    assert all(began * 1e6 <= event["ts"] <= event["ts"] + event["dur"] <= ended * 1e6 for event in spans)
+    steps = {event["args"]["step"] for event in spans if event["name"] == "decode" and event["args"]["epoch"] == 0}
+    assert steps == set(range(0, 6, loader.stats()["steps_a_slot"]))
+    processes = {event["pid"] for event in spans if event["name"] == "decode"}
+    assert (processes == {os.getpid()}) == (engine == "thread") and len(processes) == 1
+    # Nothing overlaps within a lane.
+    for _, group in itertools.groupby(
+        sorted(spans, key=lambda e: (e["pid"], e["tid"], e["ts"])), lambda e: (e["pid"], e["tid"])
+    ):
+        for one, other in itertools.pairwise(group):
+            assert one["ts"] + one["dur"] <= other["ts"] + 1
+    assert sum(event["name"] == "wait" for event in spans) >= 1
+    # Closed, it goes on without a trace.
+    assert sum(1 for _ in loader) == 6
+    assert _events(tmp_path / "trace.json") == events
+    loader.close()
+
+
+def test_a_killed_run_leaves_its_trace(pictures: Path, tmp_path: Path) -> None:
+    script = f"""
+import lfdata, lfdata.transforms as T, time
+loader = lfdata.Loader({str(pictures)!r}, 8, {{"image": [T.RandomResizedCrop(16)]}}, trace={str(tmp_path / "t.json")!r})
+for number, batch in enumerate(loader):
+    if number == 3:
+        print("there", flush=True)
+        time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "there\n"
+        process.send_signal(signal.SIGKILL)
+    assert any(event["name"] == "decode" for event in _events(tmp_path / "t.json"))
+
+
+def test_ranks_write_their_own_and_a_path_that_cannot_be_is_an_error(pictures: Path, tmp_path: Path) -> None:
+    Loader(pictures, 8, FIELDS, rank=1, world_size=2, trace=tmp_path / "trace.json").close()
+    assert [path.name for path in tmp_path.iterdir()] == ["trace-1.json"]
+    with pytest.raises(StorageError, match="open failed"):
+        Loader(pictures, 8, FIELDS, trace=tmp_path / "none" / "trace.json")

@@ -1,0 +1,187 @@
+"""Sensors against a stand-in for NVML's Python binding; what is there for real is tested on a GPU machine."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lfdata.schedule.sampler import Sampler
+from lfdata.schedule.sensors import METRICS, Gpm, Reading, SensorError, Utilisation, find
+
+
+class NVMLError(Exception):
+    """As the binding has it."""
+
+
+class Nvml(SimpleNamespace):
+    """Counts sessions and samples; metrics are percentages of its own choosing."""
+
+    NVMLError, NVML_SUCCESS, NVML_GPM_METRICS_GET_VERSION = NVMLError, 0, 7
+
+    def __init__(self, supported: bool = True, broken: tuple[str, ...] = ()) -> None:
+        super().__init__(
+            sessions=0, samples=0, taken=0, values={1: 42.0, 2: 30.0, 20: 900.0}, supported=supported, broken=set(broken)
+        )
+
+    def _call(self, name: str) -> None:
+        if name in self.broken:
+            raise NVMLError(f"{name} failed")
+
+    def nvmlInit(self) -> None:
+        self._call("init")
+        self.sessions += 1
+
+    def nvmlShutdown(self) -> None:
+        self.sessions -= 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        self._call("handle")
+        return f"handle of {uuid}"
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
+        self._call("rates")
+        assert handle == "handle of GPU-1"
+        return SimpleNamespace(gpu=55, memory=20)
+
+    def nvmlGpmQueryDeviceSupport(self, handle: str) -> Any:
+        return SimpleNamespace(isSupportedDevice=self.supported)
+
+    def nvmlGpmSampleAlloc(self) -> Any:
+        self.samples += 1
+        return SimpleNamespace(at=None)
+
+    def nvmlGpmSampleFree(self, sample: Any) -> None:
+        self.samples -= 1
+
+    def nvmlGpmSampleGet(self, handle: str, sample: Any) -> None:
+        self._call("sample")
+        self.taken += 1
+        sample.at = self.taken
+
+    def c_nvmlGpmMetricsGet_t(self) -> Any:
+        return SimpleNamespace(version=0, metrics=[SimpleNamespace(metricId=0, nvmlReturn=0, value=0.0) for _ in METRICS])
+
+    def nvmlGpmMetricsGet(self, wanted: Any) -> Any:
+        assert wanted.version == 7 and wanted.numMetrics == len(METRICS) and wanted.sample2.at == wanted.sample1.at + 1
+        for metric in wanted.metrics:
+            metric.nvmlReturn = 0 if metric.metricId in self.values else 3
+            metric.value = self.values.get(metric.metricId, 0.0)
+        return wanted
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
+    found = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", found)
+    return found
+
+
+def test_gpm_gives_shares_between_one_call_and_the_next(nvml: Nvml) -> None:
+    sensor = Gpm("GPU-1")
+    for _ in range(3):
+        reading = sensor.read()
+        assert reading.busy == pytest.approx(0.42) and reading.more == {"sm": pytest.approx(0.3), "pcie_tx": 900.0}
+        assert abs(reading.at - time.monotonic()) < 5
+    sensor.close()
+    assert (nvml.sessions, nvml.samples) == (0, 0)
+
+
+def test_utilisation(nvml: Nvml) -> None:
+    sensor = Utilisation("GPU-1")
+    assert sensor.read().busy == pytest.approx(0.55)
+    sensor.close()
+    assert nvml.sessions == 0
+
+
+@pytest.mark.parametrize("broken", ["sample", "handle", "init"])
+def test_a_failure_at_the_start_leaves_nothing_open(nvml: Nvml, broken: str) -> None:
+    nvml.broken = {broken}
+    with pytest.raises(SensorError, match=f"NVML: {broken} failed"):
+        Gpm("GPU-1")
+    assert (nvml.sessions, nvml.samples) == (0, 0)
+
+
+def test_the_best_sensor_that_works_is_taken(nvml: Nvml) -> None:
+    assert find("GPU-1").name == "nvml-gpm" and find("GPU-1", "utilisation").name == "nvml-utilisation"
+    nvml.supported = False
+    assert find("GPU-1").name == "nvml-utilisation"
+    with pytest.raises(SensorError, match="Hopper"):
+        find("GPU-1", "gpm")
+    nvml.broken = {"rates"}
+    with pytest.raises(SensorError, match="gpm: .*utilisation: NVML: rates failed"):
+        find("GPU-1")
+    with pytest.raises(SensorError, match="no sensor is called 'heat'"):
+        find("GPU-1", "heat")
+
+
+def test_without_the_binding_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(SensorError, match=r"lfdata\[nvml\]"):
+        find("GPU-1")
+
+
+def test_no_share_of_busy_time_is_a_lost_sensor(nvml: Nvml) -> None:
+    sensor = Gpm("GPU-1")
+    del nvml.values[1]
+    with pytest.raises(SensorError, match="busy"):
+        sensor.read()
+
+
+class Told:
+    """A sensor that gives what it is told, and then fails."""
+
+    name = "told"
+
+    def __init__(self, *values: float) -> None:
+        self.values = list(values)
+
+    def read(self) -> Reading:
+        if not self.values:
+            raise RuntimeError("of the user's own")
+        return Reading(self.values.pop(0), time.monotonic())
+
+    def close(self) -> None:
+        raise OSError("and closing fails too")
+
+
+def _until(what: Any) -> None:
+    deadline = time.monotonic() + 10
+    while not what() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert what()
+
+
+def test_the_sampler_publishes_and_survives_the_sensor() -> None:
+    board, sensors = np.zeros(2, np.int64), [None, None, Told(0.25, 7.0)]
+    sampler = Sampler(lambda: sensors.pop(0), board, every=0.01)
+    assert sampler.busy() is None and sampler.state == "looking for a sensor"
+    seen = set()
+    _until(lambda: seen.add(sampler.busy()) or sampler.state.startswith("lost"))
+    assert seen <= {None, 0.25, 1.0} and sampler.busy() is None and "of the user's own" in sampler.state
+    sampler.close()
+    assert not sampler._thread.is_alive()
+
+
+def test_an_old_reading_is_no_reading() -> None:
+    board = np.zeros(2, np.int64)
+    sampler = Sampler(lambda: None, board, every=0.01)
+    board[:] = 500, time.monotonic_ns()
+    assert sampler.busy() == 0.5
+    board[1] -= 2 * 10**9
+    assert sampler.busy() is None
+    sampler.close()
+
+
+def test_a_sensor_that_cannot_be_had_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    def nothing() -> None:
+        raise SensorError("no driver")
+
+    sampler = Sampler(nothing, np.zeros(2, np.int64), every=0.01)
+    _until(lambda: sampler.state == "lost: no driver")
+    sampler.close()
+    assert sum("no driver" in record.message for record in caplog.records) == 1
