@@ -51,6 +51,8 @@ SIGNATURE_TOLERANCE, REENCODED_SIGNATURE = 1.0, 2.0
 FARTHEST, FAR_SHARE = 6.0, 0.05
 # Places that are looked at before a crop is called far.
 LOOK_CLOSELY = 80
+# Pixels of a source's shorter side from which on cells of its smallest crops are some pixels wide.
+SMALLEST = 100
 # Shades of blue that tell the ramps apart; JPEG moves the mean of a crop by less than half a step.
 SHADES, SHADE_STEP = 32, 8
 
@@ -231,16 +233,19 @@ def check_tokens(source: Path, kept: Path) -> dict[str, float]:
 
 
 def check_real(work: Workload, source: Path, kept: Path) -> dict[str, float]:
-    """Random crops of the source itself: each must lie somewhere in the picture of its key, as far as the means of its cells tell."""
+    """Random crops of the source itself: each must lie somewhere in the picture of its key, as far as the means of its cells tell. Of pictures
+    under :data:`SMALLEST` they tell nothing: those are passed over, and counted."""
     found, files = np.load(kept, allow_pickle=False), image_files(source)
     keys = found["keys"].tolist()
     if not keys:
         raise WrongWorkError("no picture to compare")
     native = float(found["image"].shape[1]) if work.work == "native" else None
     far: list[tuple[int, float]] = []
-    distances = []
+    distances: list[float] = []
     for key, image in zip(keys, found["image"], strict=True):
         here = Source(files[key], native)
+        if min(here.full) < SMALLEST:
+            continue
         away = distance(here, image)
         distances.append(away if away <= FARTHEST else distance(here, image, LOOK_CLOSELY))
         if distances[-1] > FARTHEST:
@@ -251,7 +256,8 @@ def check_real(work: Workload, source: Path, kept: Path) -> dict[str, float]:
                 f"{len(far)} of {len(distances)} pictures are no crops of their source; first key {key} ({files[key].name}): "
                 f"the nearest crop differs by {away:.1f}"
             )
-    return {"real_crops": len(keys), "median_distance": float(np.median(distances)), "far": len(far)}
+    result: dict[str, float] = {"real_crops": len(distances), "too_small": len(keys) - len(distances), "far": len(far)}
+    return result | ({"median_distance": float(np.median(distances))} if distances else {})
 
 
 def shade(key: int) -> int:

@@ -47,13 +47,14 @@ def _run(*arguments: object) -> Any:
 def test_a_planted_slowdown_is_found(pictures: Path, home: Path) -> None:
     pytest.importorskip("simplejpeg")
     output = home / "record.json"
-    common = ("--data", pictures, "--seconds", "0.3", "--repeats", "8", "--workers", "1", "--output", output)
-    run = _run("W2", "--subjects", "bare_calls,bare_calls", *common, "--slow", "0.5")
+    common = ("--data", pictures, "--seconds", "0.5", "--repeats", "8", "--workers", "1", "--output", output)
+    run = _run("W2", "--subjects", "bare_calls,bare_calls", *common, "--slow", "1")
     assert run.exit_code == 0, run.output
     record = json.loads(output.read_text())
     first, second = record["results"]["bare_calls"], record["results"]["bare_calls#2"]
-    assert second["first_over_this"]["differs"] and second["first_over_this"]["ratio"] > 1.5
-    assert second["planted_slowdown"] == 0.5 and len(first["samples_s"]["repeats"]) == 8 and first["check"]["compared"] == 24
+    assert second["first_over_this"]["differs"] and second["first_over_this"]["ratio"] > 1.5, second
+    # All pictures of the first epoch, and of the second.
+    assert second["planted_slowdown"] == 1 and len(first["samples_s"]["repeats"]) == 8 and first["check"]["compared"] == 48
     assert first["memory_mib"]["anonymous_shared"] > 20 and first["cpu_s_1000"]["median"] > 0
     assert record["options"]["samples"] == 24 and record["machine"]["cores"] >= 1
 
@@ -120,6 +121,7 @@ def test_resuming_gives_the_rest_of_the_epoch(home: Path, tmp_path: Path) -> Non
         # webdataset shuffles anew in every process, and has no state: what its user loses is told.
         assert result["epoch"]["missing"] == result["epoch"]["again"] and result["resume_s"]["median"] > 0
         assert name.startswith("webdataset") or result["epoch"]["missing"] == 0
+        assert result["check"]["real_crops"] == 0 and result["check"]["too_small"] > 0
     assert [result["loads_state"] for result in found.values()] == [True, True, True, False]
 
 
@@ -150,7 +152,7 @@ def test_pictures_that_are_stored_turned_are_the_same_for_all(pictures: Path, ho
         exif[0x0112] = 6
         Image.open(path).save(path, quality=95, exif=exif)
     found = _results(home, "W2", source, "lfdata_reader,torch_simplejpeg,torch_pil", "--workers", "1")
-    assert [result["check"]["compared"] for result in found.values()] == [24, 24, 24]
+    assert [result["check"]["compared"] for result in found.values()] == [48, 48, 48]
     assert len(list((home / "upright").iterdir())) == 1
 
 
