@@ -47,14 +47,14 @@ def _run(*arguments: object) -> Any:
 def test_a_planted_slowdown_is_found(pictures: Path, home: Path) -> None:
     pytest.importorskip("simplejpeg")
     output = home / "record.json"
-    common = ("--data", pictures, "--seconds", "0.5", "--repeats", "8", "--workers", "1", "--output", output)
-    run = _run("W2", "--subjects", "bare_calls,bare_calls", *common, "--slow", "1")
+    common = ("--data", pictures, "--seconds", "0.5", "--repeats", "12", "--workers", "1", "--output", output)
+    run = _run("W2", "--subjects", "bare_calls,bare_calls", *common, "--slow", "0.6")
     assert run.exit_code == 0, run.output
     record = json.loads(output.read_text())
     first, second = record["results"]["bare_calls"], record["results"]["bare_calls#2"]
     assert second["first_over_this"]["differs"] and second["first_over_this"]["ratio"] > 1.5, second
     # All pictures of the first epoch, and of the second.
-    assert second["planted_slowdown"] == 1 and len(first["samples_s"]["repeats"]) == 8 and first["check"]["compared"] == 48
+    assert second["planted_slowdown"] == 0.6 and len(first["samples_s"]["repeats"]) == 12 and first["check"]["compared"] == 48
     assert first["memory_mib"]["anonymous_shared"] > 20 and first["cpu_s_1000"]["median"] > 0
     assert record["options"]["samples"] == 24 and record["machine"]["cores"] >= 1
 
