@@ -143,9 +143,11 @@ def optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.Optimi
     groups = [group for group in groups if group["params"]]
     if not groups:
         raise ConfigError("the model has no parameter that is trained (requires_grad)")
+    # Not False, which torch takes for a wish to go through the parameters one by one.
+    fused = options.fused or None
     if options.kind == "sgd":
-        return torch.optim.SGD(groups, lr=options.lr, momentum=options.betas[0], fused=options.fused)
-    return torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=options.fused)
+        return torch.optim.SGD(groups, lr=options.lr, momentum=options.betas[0], fused=fused)
+    return torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=fused)
 
 
 def count(model: nn.Module) -> dict[str, int]:

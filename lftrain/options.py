@@ -210,7 +210,7 @@ class OptimizerOptions(Struct, frozen=True, kw_only=True):
     betas: Annotated[tuple[float, float], _doc("AdamW's averages; the first is SGD's momentum")] = (0.9, 0.95)
     eps: Annotated[float, _doc("AdamW's epsilon", gt=0)] = 1e-8
     weight_decay: Annotated[float, _doc("of parameters with two dimensions and more", ge=0)] = 0.01
-    fused: Annotated[bool, _doc("one kernel for all parameters")] = True
+    fused: Annotated[bool, _doc("one kernel for all parameters; without it torch's default (`foreach` on GPUs)")] = True
     schedule: Annotated[Literal["constant", "cosine", "linear"], _doc("after the warm-up")] = "cosine"
     warmup: Annotated[int, _doc("steps from 0 to the largest learning rate", ge=0)] = 100
     final: Annotated[float, _doc("part of the learning rate that is left at the last step", ge=0, le=1)] = 0.1

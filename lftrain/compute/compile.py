@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,18 +30,11 @@ class CompiledBlocks:
         self.compilations = 0
         self.fallbacks: dict[str, str] = {}
         try:
-            self._backend: Any = torch._dynamo.lookup_backend(options.backend)
+            _counting(options.backend, options.dynamic, 1.0)
         except TorchDynamoException as error:
             known = ", ".join(torch.compiler.list_backends())
             raise ConfigError(f"compile.backend {options.backend!r}; there are {known}") from error
         torch._dynamo.config.recompile_limit = options.limit
-
-        def counting(graph: Any, inputs: Any) -> Any:
-            self.compilations += 1
-            return self._backend(graph, inputs)
-
-        # One for all: code that was compiled for another backend object is compiled anew.
-        self._counting = counting
         for number, block in enumerate(blocks):
             block.forward = self._guarded(f"{type(block).__name__} {number}", block)
 
@@ -50,11 +44,19 @@ class CompiledBlocks:
 
     def _guarded(self, name: str, block: nn.Module) -> Callable[..., Any]:
         eager = block.forward
-        compiled = torch.compile(eager, backend=self._counting, fullgraph=True, dynamic=self._options.dynamic)
+        compiled: Callable[..., Any] | None = None
+        backend: _Counting | None = None
 
         def forward(*arguments: Any, **more: Any) -> Any:
+            nonlocal compiled, backend
             if name in self.fallbacks:
                 return eager(*arguments, **more)
+            if compiled is None or backend is None:
+                # Only now, since what is kept for the backward pass may be set after this was made.
+                budget = torch._functorch.config.activation_memory_budget
+                backend = _counting(self._options.backend, self._options.dynamic, budget)
+                compiled = torch.compile(eager, backend=backend, fullgraph=True, dynamic=self._options.dynamic)
+            backend.owner = self
             try:
                 return compiled(*arguments, **more)
             except (TorchDynamoException, FailOnRecompileLimitHit) as error:
@@ -70,3 +72,23 @@ class CompiledBlocks:
         if isinstance(error, FailOnRecompileLimitHit):
             hint = f". It was compiled {self._options.limit} times: bucket the lengths, or set compile.dynamic or a larger compile.limit"
         self._event("eager block", f"block {name} is not compiled and runs eagerly: {reason}{hint}", block=name)
+
+
+class _Counting:
+    """A backend of torch.compile that tells its owner of each compilation."""
+
+    def __init__(self, name: str) -> None:
+        self._backend: Any = torch._dynamo.lookup_backend(name)
+        self.owner: CompiledBlocks | None = None
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        if self.owner is not None:
+            self.owner.compilations += 1
+        return self._backend(graph, inputs)
+
+
+@cache
+def _counting(name: str, dynamic: bool | None, budget: float) -> _Counting:
+    """One for all blocks and runs of this process that want the same: for another object code is compiled anew, which soon is too often."""
+    del dynamic, budget
+    return _Counting(name)

@@ -6,7 +6,8 @@ the device; random numbers from the device's default generator, which a graph re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class GraphedStep:
         self._static: list[Batch] = []
         self._graph: Any = None
         self._report = torch.empty(0)
-        self.replays, self.eager = 0, 0
+        self.replays, self.eager, self._odd = 0, 0, 0
         self.reason = self._hindrance(optimizer, world)
         if self.reason:
             self._tell(f"the step is not captured: {self.reason}")
@@ -69,7 +70,10 @@ class GraphedStep:
             self.replays += 1
             return self._report.clone()
         if self._graph is not None:
-            self._tell(f"a step's shapes are not those of the graph, it ran eagerly: {self._difference(batches)}")
+            self._odd += 1
+            if self._odd & (self._odd - 1) == 0:  # the 1st, 2nd, 4th, ...: shapes may differ all the time
+                times = f" (so far {self._odd} steps)" if self._odd > 1 else ""
+                self._tell(f"a step's shapes are not those of the graph, it ran eagerly: {self._difference(batches)}{times}")
         self.eager += 1
         return self._step(batches)
 
@@ -87,20 +91,21 @@ class GraphedStep:
         try:
             side = torch.cuda.Stream(self._device)
             side.wait_stream(torch.cuda.current_stream(self._device))
-            with torch.cuda.stream(side):
+            with torch.cuda.stream(side), _refused_to_wait():
                 self._step(self._static)
             torch.cuda.current_stream(self._device).wait_stream(side)
             eager = [value.clone() for value in self._gradients()], self._snapshot()
             self._restore(before)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # Other threads may go on with what they do on the GPU: torch's DataLoader pins memory from one.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._report = self._step(self._static)
             graph.replay()
             worst = self._worst(*eager)
         except RuntimeError as error:
             torch.cuda.synchronize(self._device)
             self._restore(before)
-            self.reason = f"the capture failed: {str(error).strip().splitlines()[0]}"
+            self.reason = _why(error)
         else:
             self.reason = (
                 "" if worst <= self._options.tolerance else f"graph and eager step differ by {worst:.2g} (graph.tolerance)"
@@ -186,3 +191,24 @@ def _prepare(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     for group in optimizer.param_groups:
         group["capturable"] = True
         group["lr"] = torch.as_tensor(float(group["lr"]), dtype=torch.float32, device=device)
+
+
+@contextmanager
+def _refused_to_wait() -> Iterator[None]:
+    """Operations for which the host waits are errors. They are found before the capture: one that they break off leaves torch's allocator
+    as if it went on, and memory that several streams use is never freed again."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def _why(error: RuntimeError) -> str:
+    """What hindered a capture, in a line."""
+    told = str(error).strip().splitlines()
+    line = told[0] if told else type(error).__name__
+    if "synchronizing CUDA operation" in line:
+        return f"the step waits for the device: {line}. Look for .item(), float(), print, nonzero and tensors made from numbers of the host"
+    return f"the capture failed: {line}"

@@ -88,7 +88,26 @@ def choose(measured: Sequence[Measured], budget: float) -> list[int]:
 def recompute(blocks: Sequence[nn.Module], places: Sequence[int]) -> None:
     """These blocks keep only their inputs, and run again in the backward pass, with the same random numbers."""
     for place in places:
-        blocks[place].forward = partial(checkpoint, blocks[place].forward, use_reentrant=False)
+        blocks[place].forward = _Recomputed(blocks[place].forward)
+
+
+class _Recomputed:
+    """A block's forward that keeps its inputs only. A CUDA graph cannot hold that a generator is set back, so there it is done without if the
+    block drew nothing when it last ran eagerly; the graph's gradients are compared with eager ones anyway."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._forward, self._draws = forward, True
+
+    def __call__(self, *arguments: Any, **more: Any) -> Any:
+        again = partial(checkpoint, self._forward, use_reentrant=False)
+        if not torch.cuda.is_initialized():
+            return again(*arguments, **more)
+        if torch.cuda.is_current_stream_capturing():
+            return again(*arguments, preserve_rng_state=self._draws, **more)
+        before = torch.cuda.get_rng_state()
+        result = again(*arguments, **more)
+        self._draws = not torch.equal(before, torch.cuda.get_rng_state())
+        return result
 
 
 def prepare(blocks: Sequence[nn.Module], options: ActivationOptions, compiled: bool, forward: Callable[[], Any]) -> str:

@@ -11,6 +11,8 @@ import torch
 from lfdata.errors import OptionError
 
 Batch = dict[str, torch.Tensor]
+# Which samples a batch holds, as lfdata.Loader says.
+_SAMPLES = ("__index__", "__source__")
 
 
 class LoaderLike(Protocol):
@@ -34,7 +36,8 @@ class Step:
     """The micro-batches of one step, and where the loader is after them.
 
     Attributes:
-        batches: on the device. host: the same before they were copied there (on CPU the same tensors).
+        batches: on the device. host: the same before they were copied there (on CPU the same tensors); of a loader that says which samples
+            they are, on a GPU only that, so that the loader's memory is free again.
         state: of the loader, once this step's batches are consumed.
         epoch: of its last batch, counted from 0 where the loader does not say.
         copied: when the copies are done; ``None`` where nothing was copied.
@@ -105,7 +108,7 @@ class Feed:
             ]
             copied = torch.cuda.Event()
             copied.record(self._side)
-        return Step(batches, host, state, epoch, copied)
+        return Step(batches, [_samples(batch) for batch in host], state, epoch, copied)
 
     def _batch(self) -> Batch:
         # A state at the very end of an epoch may give an empty one first.
@@ -118,3 +121,10 @@ class Feed:
             self._epoch = None
             self._number += 1
         raise OptionError("the loader gives no batch in a whole epoch: the data set has fewer samples than data.batch_size")
+
+
+def _samples(batch: Batch) -> Batch:
+    """What is asked of a batch after it was copied."""
+    if "__index__" not in batch:
+        return batch
+    return {name: batch[name].clone() for name in _SAMPLES if name in batch}

@@ -113,6 +113,7 @@ class Runtime:
             name: part.report for name, part in (("compile", self.compiled), ("graph", self.graphed)) if part is not None
         }
         self.step, self._asked, self._place = 0, False, loader.state_dict()
+        self._begun = False
         # Last, since it takes the folder's lock.
         self.checkpoints = Checkpoints(self.folder, options.checkpoint, self.group, self.records.event)
         self._record = {"options": msgspec.to_builtins(options), "environment": environment(device), **(record or {})}
@@ -150,6 +151,18 @@ class Runtime:
         finished = self.step >= self.options.run.steps
         return Result(self.step, finished, self.watch.loss, self.held_out_loss, self.watch.skipped)
 
+    def advance(self, steps: int) -> None:
+        """So many steps and nothing around them (evaluation, checkpoint, signals), and wait for them: for measuring. :meth:`close` ends it."""
+        if not self._begun:
+            self._begin()
+        for _ in range(steps):
+            self._one()
+        self.watch.drain()
+
+    def close(self) -> None:
+        """After :meth:`advance`."""
+        self._close({})
+
     def _one(self) -> None:
         """One step."""
         self.trace.before(self.step)
@@ -186,6 +199,7 @@ class Runtime:
     # -- around it ----------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        self._begun = True
         seed_all(derive(self.options.run.seed, "rank", self.group.rank))
         self._resume()
         self.records.run(self._record)

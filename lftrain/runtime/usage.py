@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -27,6 +29,8 @@ class MicroBatches:
     def __init__(self, model: nn.Module, loss: Loss, batch: Batch, precision: PrecisionOptions, device: torch.device) -> None:
         self._model, self._loss, self._device = model, loss, device
         self._precision = Precision(precision, device)
+        self._precision.prepare(model)
+        self._warm = False
         self.rows = len(batch["__mask__"]) if "__mask__" in batch else len(next(iter(batch.values())))
         if odd := next((name for name, value in batch.items() if not value.dim() or len(value) != self.rows), None):
             raise ConfigError(
@@ -39,6 +43,9 @@ class MicroBatches:
         part = {name: value[:rows].to(self._device) for name, value in self._batch.items()}
         cuda = self._device.type == "cuda"
         with torch.random.fork_rng([self._device] if cuda else []):
+            if cuda and not self._warm:
+                # What libraries keep for ever after their first use (workspaces) is no micro-batch's.
+                self._warm = math.isfinite(self._peak(part))
             return self._peak(part) if cuda else self._kept(part)
 
     def limit(self, asked: float | None) -> float:

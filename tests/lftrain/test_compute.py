@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,43 @@ def test_one_compilation_for_all_shapes_where_it_is_asked_for() -> None:
     for rows in range(2, 9):
         blocks[0](torch.randn(rows, 4))
     assert compiled.report() == {"compilations": 1, "fallbacks": 0}
+
+
+def test_a_second_run_of_a_process_uses_what_the_first_compiled() -> None:
+    counts = []
+    for _ in range(4):
+        blocks = [Layer()]
+        options = CompileOptions(blocks=True, backend="eager", limit=2)
+        compiled = CompiledBlocks(blocks, options, lambda *_, **__: None)
+        blocks[0](torch.randn(3, 4))
+        counts.append(compiled.report())
+    assert counts == [{"compilations": 1, "fallbacks": 0}, *([{"compilations": 0, "fallbacks": 0}] * 3)]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler on a CPU")
+def test_inductor_gives_the_gradients_of_eager() -> None:
+    plain, compiled = Stack(), Stack()
+    told: list[str] = []
+    guard = CompiledBlocks(compiled.blocks(), CompileOptions(blocks=True), lambda name, message, **_: told.append(message))
+    for model in (plain, compiled):
+        for rows in (3, 5, 6):
+            model(torch.linspace(-1, 1, 4 * rows).view(rows, 4)).square().mean().backward()
+    for one, other in zip(plain.parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    # Once for the first size and once for all others; what comes into the first block needs no gradient, what comes into others does.
+    assert guard.report() == {"compilations": 4, "fallbacks": 0} and not told
+
+
+def test_a_compiler_that_is_not_there_is_told_and_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
+    monkeypatch.setattr(torch._inductor.config, "fx_graph_cache", False)
+    told: list[str] = []
+    plain, compiled = Layer(), Layer()
+    compiled.load_state_dict(plain.state_dict())
+    CompiledBlocks([compiled], CompileOptions(blocks=True), lambda name, message, **_: told.append(message))
+    x = torch.randn(3, 7, 4)
+    torch.testing.assert_close(compiled(x), plain(x))
+    assert len(told) == 1 and "Layer 0" in told[0]
 
 
 def test_what_cannot_be_compiled_at_all_is_refused(points: Path, tmp_path: Path) -> None:

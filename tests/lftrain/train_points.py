@@ -17,7 +17,7 @@ import trainkit
 from torch import nn
 
 from lfdata.errors import LfdataError
-from lftrain import CheckpointOptions, DdpOptions, PrecisionOptions
+from lftrain import CheckpointOptions, DdpOptions, PrecisionOptions, RunOptions
 from lftrain.models.layers import Experts
 
 
@@ -73,6 +73,9 @@ def main(path: Path) -> None:
     told = json.loads(path.read_text())
     task = Task(told)
     parts: dict[str, Any] = {}
+    if "device" in told:
+        limits = {"peer_seconds": 8.0, "collective_seconds": 60.0}
+        parts["run"] = RunOptions(folder=told["folder"], steps=told["steps"], seed=3, device=told["device"], **limits)
     if "checkpoint" in told:
         parts["checkpoint"] = CheckpointOptions(**told["checkpoint"])
     if "precision" in told:

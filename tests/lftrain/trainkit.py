@@ -72,7 +72,7 @@ def make_runtime(
 
 def bits(model: nn.Module) -> bytes:
     """All parameters, to the bit."""
-    return b"".join(value.detach().numpy().tobytes() for value in model.state_dict().values())
+    return b"".join(value.detach().cpu().numpy().tobytes() for value in model.state_dict().values())
 
 
 class Batches:
