@@ -87,6 +87,8 @@ class GraphedStep:
         """Capture, compare one replay with an eager step from the same state, and leave the state after that one step."""
         self._static = [{name: value.clone() for name, value in batch.items()} for batch in batches]
         before = self._snapshot()
+        generator = torch.cuda.default_generators[_index(self._device)]
+        spare = generator.clone_state()
         self._quiet(True)
         try:
             side = torch.cuda.Stream(self._device)
@@ -104,6 +106,8 @@ class GraphedStep:
             worst = self._worst(*eager)
         except RuntimeError as error:
             torch.cuda.synchronize(self._device)
+            # A capture that was broken off leaves the generator's state as if it went on.
+            generator.graphsafe_set_state(spare)
             self._restore(before)
             self.reason = _why(error)
         else:
@@ -184,6 +188,10 @@ class GraphedStep:
 
     def _tell(self, message: str) -> None:
         self._event("no graph", message)
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def _prepare(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
