@@ -79,7 +79,7 @@ def test_fp16_trains_as_torch_with_its_own_scaler(tmp_path: Path) -> None:
         scaler.scale(mean.float()).backward()
         scaler.step(optimizer)
         scaler.update()
-    assert float(runtime.precision.scale) == scaler.get_scale() > 2**16
+    assert float(runtime.precision.scale) == scaler.get_scale() and runtime.watch.skipped > 0
     for one, wanted in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(one, wanted, rtol=1e-2, atol=1e-3)
 
