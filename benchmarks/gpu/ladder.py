@@ -74,6 +74,8 @@ def run(chosen: argparse.Namespace, scratch: Path) -> None:
     device = torch.device(chosen.device, 0) if chosen.device == "cuda" else torch.device("cpu")
     log = Log(chosen.output, "gpu-ladder", MODULE, device)
     tiny = chosen.tiny
+    if tiny and chosen.device == "cpu":
+        torch.set_num_threads(1)  # threads that wait for each other on a busy machine take seconds
     folder = chosen.data
     if folder is None:
         folder = scratch / "data"

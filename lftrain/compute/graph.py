@@ -6,6 +6,7 @@ the device; random numbers from the device's default generator, which a graph re
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -198,7 +199,9 @@ def _refused_to_wait() -> Iterator[None]:
     """Operations for which the host waits are errors. They are found before the capture: one that they break off leaves torch's allocator
     as if it went on, and memory that several streams use is never freed again."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that not all of them are found
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
