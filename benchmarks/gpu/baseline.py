@@ -56,8 +56,8 @@ def random_part(width: int, height: int) -> tuple[float, float, float, float]:
             top = int(torch.randint(0, height - h + 1, ()))
             return left, top, left + w, top + h
     side = min(width, height)
-    left, top = (width - side) / 2, (height - side) / 2
-    return left, top, left + side, top + side
+    x, y = (width - side) / 2, (height - side) / 2
+    return x, y, x + side, y + side
 
 
 class TorchLoader:

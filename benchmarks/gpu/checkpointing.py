@@ -10,6 +10,7 @@ import torch
 from benchmarks.gpu.log import Log, summary
 from benchmarks.gpu.rungs import Plan
 from benchmarks.gpu.subjects import Bench, Setting, Subject, free, settle
+from lftrain import Runtime
 from lftrain.memory.activations import MB, choose, recompute
 from lftrain.memory.activations import measure as measured_blocks
 
@@ -43,7 +44,6 @@ def measure(bench: Bench, log: Log, plan: Plan) -> None:
                 recompute(blocks, places[name])
                 try:
                     subject.timed(1)
-                    free(bench.device)
                     begin_peak(bench.device)
                     times[name].append(subject.timed(min(plan.steps, STEPS)))
                     peaks[name].append(peak_mb(bench.device))
@@ -110,7 +110,7 @@ def peak_mb(device: torch.device) -> float:
     return round(torch.cuda.max_memory_allocated(device) / MB, 1) if device.type == "cuda" else 0.0
 
 
-def still(runtime: Any) -> float:
+def still(runtime: Runtime) -> float:
     """MB of parameters and of what the optimiser keeps: there whatever is recomputed."""
     states = [one for state in runtime.optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
-    return round(sum(one.nbytes for one in (*runtime.model.parameters(), *states)) / MB, 1)
+    return round(float(sum(one.nbytes for one in (*runtime.model.parameters(), *states))) / MB, 1)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.log import Log
-from lftrain import build
+from lftrain.build import build
 from lftrain.config import load
 
 REACH = Path(__file__).resolve().parent.parent.parent / "examples" / "reach"

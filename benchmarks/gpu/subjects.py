@@ -230,6 +230,11 @@ def free(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+def on_gpu(event: Any) -> bool:
+    """Whether an event is work of the GPU, and no name that somebody gave to a stretch of it."""
+    return "CUDA" in str(event.device_type) and not getattr(event, "is_user_annotation", False)
+
+
 def busy_ms(run: Callable[[], None], device: torch.device, steps: int) -> float | None:
     """Milliseconds a step in which the device does something, by torch's profiler; ``None`` without a GPU."""
     if device.type != "cuda":
@@ -241,9 +246,7 @@ def busy_ms(run: Callable[[], None], device: torch.device, steps: int) -> float 
         run()
         settle(device)
     events: list[FunctionEvent] = list(seen.events() or ())
-    spans = sorted(
-        (one.time_range.start, one.time_range.end) for one in events if one.device_type == torch.autograd.DeviceType.CUDA
-    )
+    spans = sorted((one.time_range.start, one.time_range.end) for one in events if on_gpu(one))
     busy, until = 0.0, float("-inf")
     for start, end in spans:
         busy += max(0.0, end - max(start, until))

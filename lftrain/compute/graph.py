@@ -6,8 +6,9 @@ the device; random numbers from the device's default generator, which a graph re
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -87,29 +88,26 @@ class GraphedStep:
         """Capture, compare one replay with an eager step from the same state, and leave the state after that one step."""
         self._static = [{name: value.clone() for name, value in batch.items()} for batch in batches]
         before = self._snapshot()
-        generator = torch.cuda.default_generators[_index(self._device)]
-        spare = generator.clone_state()
         self._quiet(True)
+        here, pool = torch.cuda.current_stream(self._device), torch.cuda.graph_pool_handle()
         try:
             side = torch.cuda.Stream(self._device)
-            side.wait_stream(torch.cuda.current_stream(self._device))
+            side.wait_stream(here)
             with torch.cuda.stream(side), _refused_to_wait():
                 self._step(self._static)
-            torch.cuda.current_stream(self._device).wait_stream(side)
+            here.wait_stream(side)
             eager = [value.clone() for value in self._gradients()], self._snapshot()
             self._restore(before)
             graph = torch.cuda.CUDAGraph()
             # Other threads may go on with what they do on the GPU: torch's DataLoader pins memory from one.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
                 self._report = self._step(self._static)
             graph.replay()
             worst = self._worst(*eager)
         except RuntimeError as error:
-            torch.cuda.synchronize(self._device)
-            # A capture that was broken off leaves the generator's state as if it went on.
-            generator.graphsafe_set_state(spare)
-            self._restore(before)
             self.reason = _why(error)
+            _recover(self._device, here, pool)
+            self._restore(before)
         else:
             self.reason = (
                 "" if worst <= self._options.tolerance else f"graph and eager step differ by {worst:.2g} (graph.tolerance)"
@@ -190,10 +188,6 @@ class GraphedStep:
         self._event("no graph", message)
 
 
-def _index(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index
-
-
 def _prepare(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """Learning rates in tensors, and kernels that a graph can hold."""
     for group in optimizer.param_groups:
@@ -201,21 +195,41 @@ def _prepare(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         group["lr"] = torch.as_tensor(float(group["lr"]), dtype=torch.float32, device=device)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _refused_to_wait() -> Iterator[None]:
     """Operations for which the host waits are errors. They are found before the capture: one that they break off leaves torch's allocator
     as if it went on, and memory that several streams use is never freed again."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that not all of them are found
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
 
 
+def _recover(device: torch.device, stream: torch.cuda.Stream, pool: Any) -> None:
+    """After a capture that failed. If its end failed too, torch leaves the stream, the allocator and the random generator in it."""
+    torch.cuda.set_stream(stream)
+    torch.cuda.synchronize(device)
+    internal: Any = torch._C
+    with contextlib.suppress(RuntimeError, AttributeError):
+        internal._cuda_endAllocateToPool(device.index, pool)
+        internal._cuda_releasePool(device.index, pool)
+    try:
+        torch.rand(1, device=device)
+    except RuntimeError:
+        generator = torch.cuda.default_generators[device.index]
+        generator.graphsafe_set_state(generator.clone_state())
+
+
 def _why(error: RuntimeError) -> str:
     """What hindered a capture, in a line."""
-    told = str(error).strip().splitlines()
+    first: BaseException = error
+    while isinstance(first.__context__, RuntimeError):
+        first = first.__context__  # the end of a capture that was broken off fails too
+    told = str(first).strip().splitlines()
     line = told[0] if told else type(error).__name__
     if "synchronizing CUDA operation" in line:
         return f"the step waits for the device: {line}. Look for .item(), float(), print, nonzero and tensors made from numbers of the host"

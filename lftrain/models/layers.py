@@ -61,6 +61,15 @@ def rotated(x: torch.Tensor, position: torch.Tensor | None) -> torch.Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
+class RMSNorm(nn.RMSNorm):
+    """In the wider of its input's and its weight's type: torch has no kernel for two types, and takes them apart into many."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As wide as before."""
+        kind = torch.promote_types(x.dtype, self.weight.dtype)
+        return F.rms_norm(x.to(kind), self.normalized_shape, self.weight.to(kind), self.eps)
+
+
 class SwiGLU(nn.Module):
     """Gated feed-forward layer."""
 
@@ -116,7 +125,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int, hidden: int, experts: int = 0, top: int = 1) -> None:
         super().__init__()
-        self.before, self.after = nn.RMSNorm(width, eps=1e-6), nn.RMSNorm(width, eps=1e-6)
+        self.before, self.after = RMSNorm(width, eps=1e-6), RMSNorm(width, eps=1e-6)
         self.attention = Attention(width, heads, rotary=True)
         self.feed: nn.Module = Experts(width, hidden, experts, top) if experts else SwiGLU(width, hidden)
 

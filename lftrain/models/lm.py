@@ -10,7 +10,7 @@ from msgspec import Meta
 from torch import nn
 from torch.nn import functional as F
 
-from lftrain.models.layers import Block, balance, counted
+from lftrain.models.layers import Block, RMSNorm, balance, counted
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class LanguageModel(nn.Module):
         self.layers = nn.ModuleList(
             Block(options.width, options.heads, options.hidden, options.experts, options.top) for _ in range(options.layers)
         )
-        self.norm = nn.RMSNorm(options.width, eps=1e-6)
+        self.norm = RMSNorm(options.width, eps=1e-6)
 
     def blocks(self) -> list[nn.Module]:
         """What is compiled and checkpointed."""

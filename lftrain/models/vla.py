@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lftrain.errors import ConfigError
-from lftrain.models.layers import Attention, Block, SwiGLU, balance, counted
+from lftrain.models.layers import Attention, Block, RMSNorm, SwiGLU, balance, counted
 
 # Flow times are drawn as S * (1 - Beta(A, 1)): more of them where there is most noise (pi-0, arXiv 2410.24164, and GR00T N1, arXiv 2503.14734).
 S, A = 0.999, 1.5
@@ -191,7 +191,7 @@ class VisionLanguageAction(nn.Module):
             Block(width, options.language_heads, 3 * width, options.experts, options.top)
             for _ in range(options.language_layers)
         )
-        self.norm = nn.RMSNorm(width, eps=1e-6)
+        self.norm = RMSNorm(width, eps=1e-6)
         self.head = ActionHead(options)
         parts: dict[str, list[nn.Module]] = {
             "vision": [self.vision],

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import trainkit
@@ -104,14 +105,16 @@ def captured(runtime: Runtime) -> bool:
     return True
 
 
-def alike(one: Runtime, other: Runtime, least: float = 0.99) -> bool:
-    """Whether two models were trained into the same direction, parameter by parameter."""
-    pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
-    found = min(
-        float(torch.nn.functional.cosine_similarity(a.detach().float().flatten(), b.detach().float().flatten(), 0))
-        for a, b in pairs
-    )
-    assert found > least, found
+def alike(one: Runtime, other: Runtime, most: float = 0.2) -> bool:
+    """Whether training changed two models alike: their difference is a small part of the change."""
+    torch.manual_seed(0)
+    first, _ = make(ModelOptions(kind="vla", options=msgspec.to_builtins(one.model.options)))
+    difference, change = 0.0, 0.0
+    for a, b, start in zip(one.model.parameters(), other.model.parameters(), first.parameters(), strict=True):
+        if a.requires_grad:
+            difference += float((a - b).square().sum())
+            change += float((a - start.cuda()).square().sum())
+    assert difference < most**2 * change, (difference, change)
     return True
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from lftrain.errors import ConfigError
 from lftrain.models import make
-from lftrain.models.layers import Experts
+from lftrain.models.layers import Experts, RMSNorm
 from lftrain.options import ModelOptions
 
 
@@ -85,6 +85,13 @@ def test_acting_gives_actions_of_the_data() -> None:
     model, _ = vla()
     batch = scene()
     assert model.act([batch["image"]], batch["tokens"], batch["state"]).shape == (3, 8, 2)
+
+
+def test_a_norm_of_two_types_is_that_of_the_wider(recwarn: pytest.WarningsRecorder) -> None:
+    norm, x = RMSNorm(8, eps=1e-6), torch.randn(3, 8)
+    assert torch.equal(norm(x.bfloat16()), norm(x.bfloat16().float())) and norm(x.bfloat16()).dtype is torch.float32
+    frozen = RMSNorm(8, eps=1e-6).to(torch.bfloat16)
+    assert frozen(x.bfloat16()).dtype is torch.bfloat16 and not recwarn.list
 
 
 def test_experts_that_nobody_chose_have_zero_gradients() -> None:

@@ -18,7 +18,7 @@ def test_two_gpus_train_what_one_does(points: Path, tmp_path: Path) -> None:
     assert two[0]["bits"] == two[1]["bits"]
     for found, wanted in zip(two[0]["parameters"], one["parameters"], strict=True):
         torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), rtol=1e-3, atol=1e-4)
-    seen = [sorted(sum(step, [])) for step in zip(*(rank["seen"] for rank in two), strict=True)]
+    seen = [sorted([*left, *right]) for left, right in zip(two[0]["seen"], two[1]["seen"], strict=True)]
     assert seen == [sorted(step) for step in one["seen"]]
 
 
