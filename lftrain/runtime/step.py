@@ -160,21 +160,22 @@ class StepRunner:
         bad = (everyone[:, FIRST_OWN : FIRST_REDUCED + 1] < self._none).any() | ~torch.isfinite(norm)
         if self.clip is not None:
             factor = factor * (self.clip / (norm + 1e-6)).clamp(max=1.0)
-        gradients = [parameter.grad for parameter in self.parallel.parameters if parameter.grad is not None]
-        torch._foreach_mul_(gradients, factor)
-        self._apply(bad)
+        self._apply(factor, bad)
         self.precision.update(bad)
         return torch.cat([everyone.flatten(), torch.stack([norm.double(), scale.double(), bad.double()])])
 
-    def _apply(self, bad: torch.Tensor) -> None:
+    def _apply(self, factor: torch.Tensor, bad: torch.Tensor) -> None:
+        """Update with the gradients times ``factor``, or not at all."""
         optimizer: Any = self.optimizer
         if self._on_device:
-            optimizer.grad_scale, optimizer.found_inf = None, bad.float()
+            # The optimiser's kernel divides by this: a pass over the gradients less.
+            optimizer.grad_scale, optimizer.found_inf = factor.reciprocal(), bad.float()
             try:
                 optimizer.step()
             finally:
                 del optimizer.grad_scale, optimizer.found_inf
         elif not bool(bad):
+            torch._foreach_mul_([one.grad for one in self.parallel.parameters if one.grad is not None], factor)
             optimizer.step()
 
     def _culprits(self, rows: Sequence[Sequence[float]]) -> tuple[tuple[int, str, int], ...]:
