@@ -13,8 +13,11 @@ import trainkit
 from torch import nn
 
 from lftrain import CompileOptions, GraphOptions, Runtime
+from lftrain.build import optimizer
 from lftrain.compute.compile import CompiledBlocks
+from lftrain.compute.graph import _why
 from lftrain.errors import ConfigError
+from lftrain.options import OptimizerOptions
 
 EAGER = CompileOptions(blocks=True, backend="eager")
 
@@ -156,3 +159,23 @@ def test_without_a_gpu_the_step_is_eager_with_the_reason(points: Path, tmp_path:
     assert "there is no GPU" in told["message"]
     last = [line for line in lines(tmp_path / "graphed") if line["kind"] == "step"][-1]
     assert last["graph"] == {"replays": 0, "eager": 6}
+
+
+def test_the_reason_of_a_failed_capture_is_the_first_failure_and_says_what_to_look_for() -> None:
+    try:
+        try:
+            raise RuntimeError("no such operation in a capture\nmore of it")
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+    except RuntimeError as error:
+        assert _why(error) == "the capture failed: no such operation in a capture"
+    told = _why(RuntimeError("called a synchronizing CUDA operation"))
+    assert "waits for the device" in told and ".item()" in told
+
+
+def test_an_optimizer_that_is_not_fused_is_left_to_torch() -> None:
+    for kind in ("adamw", "sgd"):
+        made = optimizer(Stack(), OptimizerOptions(kind=kind, fused=False))  # type: ignore[arg-type]
+        # False would be a loop over the parameters on a GPU.
+        assert all(group["fused"] is None and group["foreach"] is None for group in made.param_groups)
+        assert all(group["fused"] for group in optimizer(Stack(), OptimizerOptions(kind=kind)).param_groups)  # type: ignore[arg-type]
