@@ -1,0 +1,1 @@
+"""Measurements that need a GPU: ``python -m benchmarks.gpu.feed``. Over lfdata and lftrain; nothing imports them."""
