@@ -23,11 +23,15 @@ import torch
 
 from benchmarks import record
 from benchmarks.gpu import arms as ways
-from benchmarks.gpu.consumers import CLASSES, Clock, Launches, Vit, measure, stepper
+from benchmarks.gpu.consumers import CLASSES, Clock, Launches, Vit, cpu_seconds, measure, stepper
 from benchmarks.gpu.copies import allocation, copy_rates
 from lfdata.device.images import _kernels
 
 COMPARED = ("resident", "resident uint8")
+# Steps before each timing of what takes little time.
+SMALL_WARM, STARVED_WARM = 40, 8
+# Seconds that are waited for other ways' processes to have nothing left to do.
+SETTLE = 2.0
 
 
 class Run:
@@ -80,11 +84,13 @@ def gpu(device: torch.device) -> dict[str, Any]:
     }
 
 
-def rounds(run: Run, name: str, made: dict[str, ways.Arm], step: Callable[[Any], int], seconds: float) -> dict[str, Any]:
-    """Every arm once a round, for some seconds; the order turns round every other time."""
+def rounds(
+    run: Run, name: str, made: dict[str, ways.Arm], step: Callable[[Any], int], seconds: float, warm: int
+) -> dict[str, Any]:
+    """Every arm once a round, for some seconds after some steps; the order turns round every other time."""
     found: dict[str, Any] = {"repeats": {arm: [] for arm in made}, "errors": {}}
     run.results[name] = found
-    longest = 0.0
+    longest, warm = 0.0, run.options.warm if run.options.tiny else warm
     for number in range(run.options.repeats):
         if run.over(longest):
             found["stopped"] = f"after {number} of {run.options.repeats} rounds: the time is over"
@@ -94,7 +100,8 @@ def rounds(run: Run, name: str, made: dict[str, ways.Arm], step: Callable[[Any],
             if arm in found["errors"]:
                 continue
             try:
-                once = measure(step, made[arm].batches, run.device, seconds, run.options.warm)
+                settle()
+                once = measure(step, made[arm].batches, run.device, seconds, warm)
             except Exception as error:
                 # One way that fails must not cost the others' figures.
                 found["errors"][arm] = repr(error)
@@ -110,6 +117,17 @@ def rounds(run: Run, name: str, made: dict[str, ways.Arm], step: Callable[[Any],
     found["stats"] = {arm: picked(way.stats()) for arm, way in made.items()}
     run.save()
     return found
+
+
+def settle() -> None:
+    """Wait until no process of ours works ahead any more."""
+    began, before = time.monotonic(), cpu_seconds()[1]
+    while time.monotonic() - began < SETTLE:
+        time.sleep(0.1)
+        now = cpu_seconds()[1]
+        if now - before < 0.02:
+            return
+        before = now
 
 
 def summarised(repeats: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -149,7 +167,7 @@ def picked(stats: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def fed(run: Run, name: str, model: torch.nn.Module, batch: int, seconds: float, chosen: list[str]) -> None:
+def fed(run: Run, name: str, model: torch.nn.Module, batch: int, seconds: float, chosen: list[str], warm: int) -> None:
     """All ways to feed one model."""
     options = run.options
     run.say(f"{name}: batch {batch}, {sum(one.numel() for one in model.parameters()):,} parameters")
@@ -169,7 +187,7 @@ def fed(run: Run, name: str, model: torch.nn.Module, batch: int, seconds: float,
         for arm in sorted(chosen, key=lambda one: one != "torch DataLoader"):
             made[arm] = makers[arm]()
         made = {arm: made[arm] for arm in chosen}
-        rounds(run, name, made, step, seconds)
+        rounds(run, name, made, step, seconds, warm)
     finally:
         for one in made.values():
             one.close()
@@ -189,7 +207,8 @@ def starved(run: Run, batch: int, seconds: float) -> None:
         return len(found["__index__"]) if isinstance(found, dict) else len(found[0])
 
     try:
-        found = rounds(run, "starved", made, step, seconds)
+        # So many that what was made while others were measured is used up.
+        found = rounds(run, "starved", made, step, seconds, STARVED_WARM)
     finally:
         for one in made.values():
             one.close()
@@ -244,9 +263,9 @@ def main(arguments: list[str] | None = None) -> int:
         run.results["allocation"] = allocation(run.device, size, 5 if options.tiny else 30, run.say)
         run.save()
     if "vit" in parts:
-        fed(run, "vit", Vit(options.side, **vit), options.batch, options.seconds, chosen)
+        fed(run, "vit", Vit(options.side, **vit), options.batch, options.seconds, chosen, options.warm)
     if "small" in parts:
-        fed(run, "small", Launches(4 if options.tiny else 64), options.small_batch, options.seconds / 2, chosen)
+        fed(run, "small", Launches(4 if options.tiny else 64), options.small_batch, options.seconds / 2, chosen, SMALL_WARM)
     if "starved" in parts:
         starved(run, options.batch, options.seconds / 2)
     run.save()

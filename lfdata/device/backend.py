@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from lfdata.errors import DeviceError, LimitError, OptionError
 
 log = logging.getLogger("lfdata")
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class Event(Protocol):
@@ -36,6 +37,10 @@ class Backend(Protocol):
 
     def lend(self, memory: torch.Tensor, size: int) -> tuple[torch.Tensor, object]:
         """The first ``size`` bytes as a tensor with a storage of its own, and its owner: who lives as long as any view of it."""
+        ...
+
+    def copy(self, pairs: Sequence[Pair]) -> None:
+        """Copy on the stream of copies: (target on the device, source on the host). Sources must stay as they are until that is done."""
         ...
 
     def enqueue(self, work: Callable[[], None]) -> None:
@@ -107,7 +112,8 @@ class CudaBackend:
 
     def memory(self, size: int) -> torch.Tensor:
         try:
-            with torch.cuda.stream(self._stream):
+            # Whatever mode the consumer is in when the ring is made or grows: others write here later.
+            with torch.inference_mode(False), torch.cuda.stream(self._stream):
                 return torch.empty(size, dtype=torch.uint8, device=self.device)
         except torch.OutOfMemoryError as error:
             reason = f"{size:,} bytes for a batch are not there. Lower ahead or max_bytes of the DeviceLoader, or batch_size"
@@ -116,6 +122,11 @@ class CudaBackend:
     def lend(self, memory: torch.Tensor, size: int) -> tuple[torch.Tensor, object]:
         owner = _Owner(memory, size)
         return torch.as_tensor(owner, device=self.device), owner
+
+    def copy(self, pairs: Sequence[Pair]) -> None:
+        with torch.cuda.stream(self._stream):
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
 
     def enqueue(self, work: Callable[[], None]) -> None:
         with torch.cuda.stream(self._stream):

@@ -140,18 +140,13 @@ class Transfer:
                 inputs[part.name] = _view(staging, at, size_in, part.dtype, part.shape)
                 at += aligned(size_in)
 
-        def copy() -> None:
-            for name, target in inputs.items():
-                if target.numel():
-                    target.copy_(batch[name], non_blocking=True)
-
         def operate() -> None:
             for part in staged:
                 assert part.op is not None
                 out = part.op.out(memory[part.at : part.at + part.size], part.shape)
                 part.op.run(part.name, inputs[part.name], out, inputs)
 
-        backend.enqueue(copy)
+        backend.copy([(target, batch[name]) for name, target in inputs.items() if target.numel()])
         copied = done = backend.record()
         self._held.append((copied, batch, self._slot_of(batch)))
         if staged:

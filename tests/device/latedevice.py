@@ -113,6 +113,7 @@ class LateBackend:
         self._refuse = refuse
         self.registered: dict[int, int] = {}
         self.registrations = 0
+        self._pending: list[None] = []
         # Never freed, so that what reads too late finds something else, not nothing.
         self._made: list[torch.Tensor] = []
 
@@ -127,6 +128,18 @@ class LateBackend:
     def lend(self, memory: torch.Tensor, size: int) -> tuple[torch.Tensor, object]:
         owner = _Owner(memory, size)
         return torch.from_numpy(np.asarray(owner)), owner
+
+    def copy(self, pairs: Any) -> None:
+        # What is copied when its time comes is what is there then.
+        reads = [(target, unheld(source)) for target, source in pairs]
+        self._pending.append(None)
+
+        def done() -> None:
+            for target, read in reads:
+                target.copy_(read())
+            self._pending.pop()
+
+        self.copies.late(done)
 
     def enqueue(self, work: Callable[[], None]) -> None:
         self.copies.late(work)
@@ -166,6 +179,7 @@ class LateBackend:
         return ""
 
     def unregister(self, address: int) -> None:
+        assert not self._pending, "copies are under way from memory that is unlocked"
         size = self.registered.pop(address)
         # It must still be mapped when it is given back.
         np.ctypeslib.as_array((ctypes.c_ubyte * size).from_address(address)).sum()

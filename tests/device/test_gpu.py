@@ -21,7 +21,8 @@ from lfdata.errors import DeviceError, LimitError, SampleError
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
 CUDA = torch.device("cuda", 0)
-PICTURES: dict[str, Any] = {"image": [T.RandomResizedCrop(64), T.RandomHorizontalFlip()], "label": None}
+# A megabyte a batch, so that each has a slot of its own.
+PICTURES: dict[str, Any] = {"image": [T.RandomResizedCrop(224), T.RandomHorizontalFlip()], "label": None}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "pictures": ("pictures", {"fields": PICTURES, "engine": "process"}),
     "every kind": ("complete", {"fields": ["ids", "sound", "box", "points", "label", "caption", "blob"], "engine": "inline"}),
@@ -42,6 +43,17 @@ def on_host(batch: dict[str, torch.Tensor]) -> str:
 def busy(cycles: int = 40_000_000) -> None:
     """Keep the current stream busy for some 20 ms."""
     torch.cuda._sleep(cycles)
+
+
+def delay_copies(monkeypatch: pytest.MonkeyPatch, cycles: int) -> None:
+    """The stream of copies is busy before each."""
+    copy = CudaBackend.copy
+
+    def late(self: CudaBackend, pairs: Any) -> None:
+        self.enqueue(lambda: busy(cycles))
+        copy(self, pairs)
+
+    monkeypatch.setattr(CudaBackend, "copy", late)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,12 +77,7 @@ def test_nothing_is_reused_too_early(pictures: Path, slow: str, monkeypatch: pyt
     plain = batchkit.digests(Loader(pictures, 8, PICTURES, seed=2), 4)
     loader = DeviceLoader(Loader(pictures, 8, PICTURES, seed=2, engine="process", threads=2), "cuda", ahead=3)
     if slow != "consumer":
-        begun = CudaBackend.enqueue
-
-        def late(self: CudaBackend, work: Any) -> None:
-            begun(self, lambda: (busy(), work())[0])
-
-        monkeypatch.setattr(CudaBackend, "enqueue", late)
+        delay_copies(monkeypatch, 40_000_000)
     copies: list[dict[str, torch.Tensor]] = []
     for _ in range(4):
         for batch in loader:
@@ -240,8 +247,7 @@ def test_a_device_or_memory_that_is_not_there(pictures: Path) -> None:
 
 
 def test_waits_for_copies_are_told_to_the_feedback(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = CudaBackend.enqueue
-    monkeypatch.setattr(CudaBackend, "enqueue", lambda self, work: begun(self, lambda: (busy(100_000_000), work())[0]))
+    delay_copies(monkeypatch, 100_000_000)
     loader = DeviceLoader(Loader(pictures, 8, PICTURES, engine="process", threads=1, feedback="wait"), "cuda")
     for _ in range(4):
         for _ in loader:
