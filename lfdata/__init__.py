@@ -14,6 +14,7 @@ from lfdata.codecs.pcm import Audio
 
 if TYPE_CHECKING:
     from lfdata.dataset import Ragged, ShardDataset
+    from lfdata.device import DeviceLoader
     from lfdata.loader.loader import Loader
     from lfdata.loader.stateful import LoaderDataset
     from lfdata.storage import Cache
@@ -22,7 +23,18 @@ if TYPE_CHECKING:
     open = ShardDataset
 
 __version__ = "0.1.0"
-__all__ = ["Audio", "Cache", "Loader", "LoaderDataset", "Ragged", "ShardDataset", "ShardIterableDataset", "errors", "open"]
+__all__ = [
+    "Audio",
+    "Cache",
+    "DeviceLoader",
+    "Loader",
+    "LoaderDataset",
+    "Ragged",
+    "ShardDataset",
+    "ShardIterableDataset",
+    "errors",
+    "open",
+]
 
 if sys.byteorder != "little":  # pragma: no cover - shards are little-endian and columns are read in place
     raise ImportError("lfdata reads shards in place and needs a little-endian machine")
@@ -30,6 +42,7 @@ if sys.byteorder != "little":  # pragma: no cover - shards are little-endian and
 # Imported when asked for: torch takes seconds, and a converter's workers need no reader.
 _LATE = {
     "Cache": ("lfdata.storage", "Cache"),
+    "DeviceLoader": ("lfdata.device", "DeviceLoader"),
     "Loader": ("lfdata.loader.loader", "Loader"),
     "LoaderDataset": ("lfdata.loader.stateful", "LoaderDataset"),
     "Ragged": ("lfdata.dataset", "Ragged"),

@@ -114,6 +114,10 @@ class KeyMissingError(LfdataError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class DeviceError(LfdataError):
+    """A GPU that was asked for and is not there."""
+
+
 class DecoderError(LfdataError):
     """A decoder process of the loader died, hangs, or met an error of its own; the message says which steps and shards were in work."""
 

@@ -28,6 +28,14 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         bool, _doc("only algorithms that give the same bits each time; slower on GPUs, and an error where there is none")
     ] = False
     device: Annotated[Literal["auto", "cpu", "cuda"], _doc("`auto`: a GPU if there is one")] = "auto"
+    copy_ahead: Annotated[
+        int,
+        _doc(
+            "batches of `lfdata.Loader` that are copied to a GPU ahead of the step that takes them (`lfdata.DeviceLoader`); 0: one step, "
+            "by way of torch's pinned memory",
+            ge=0,
+        ),
+    ] = 2
     collective_seconds: Annotated[
         float, _doc("how long a rank may wait for the others in one operation before that is an error", gt=0)
     ] = 600.0

@@ -1,1 +1,1 @@
-"""What a GPU trains in how many milliseconds: a vision-language-action model in GR00T's shape from real pictures, rung by rung."""
+"""What only a GPU shows: how it is fed (``python -m benchmarks.gpu.feed``), and what it trains in how many milliseconds (``.ladder``)."""

@@ -185,6 +185,8 @@ class Loader:
         self._owner = os.getpid()
         self._epoch, self._done, self._loaded, self._generation = 0, 0, False, 0
         self._bad, self._rows, self._copied = 0, 0, 0
+        # Batches that the slot handed out last still has.
+        self._left = 0
         self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
 
     def __repr__(self) -> str:
@@ -259,7 +261,7 @@ class Loader:
 
     def _move(self, epoch: int, done: int, loaded: bool) -> None:
         self._epoch, self._done, self._loaded = epoch, done, loaded
-        self._generation += 1
+        self._generation, self._left = self._generation + 1, 0
 
     def _iterate(self, generation: int) -> Iterator[dict[str, torch.Tensor]]:
         epoch, total = self._epoch, len(self)
@@ -310,6 +312,7 @@ class Loader:
                 if filled.done.events:
                     at = self._producer.plan.step(step + noted)
                     self._note([event for event in filled.done.events if event.step == at])
+            self._left = count - number - 1
             yield tensors(arrays, names, number * share, (number + 1) * share)
 
     def _note(self, events: Sequence[Event]) -> None:

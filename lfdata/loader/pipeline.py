@@ -91,6 +91,17 @@ class Pipeline:
         self._submit(*self._after(job))
         return Filled(job, done, arrays, copied)
 
+    def ready(self, epoch: int, step: int) -> bool:
+        """Whether :meth:`get` would not wait for anybody else. Slots that have come back get work. Raises :class:`DecoderError`."""
+        if isinstance(self._engine, InlineEngine):
+            return True
+        while (done := self._engine.poll()) is not None:
+            self._keep(done)
+        if not self._flying or (self._flying[0].epoch, self._flying[0].first) != (epoch, step):
+            return False
+        self._submit(epoch, step)
+        return self._flying[0].number in self._answers
+
     def _arrays(self, memory: Any, job: Job, done: Done) -> dict[str, NDArray[Any]]:
         rows, found = job.steps * self._producer.share, {}
         for part in self._producer.parts:

@@ -190,6 +190,10 @@ class Slots:
         depths = self.lanes[: len(self.lanes) // LANES * LANES, DEPTH].reshape(-1, LANES)
         return int(depths[:, 0].sum()), int(depths[:, 1].sum())
 
+    def memory(self) -> NDArray[np.uint8]:
+        """The whole mapping: the first page, then the slots."""
+        return np.frombuffer(self._map, np.uint8)
+
     def slot(self, number: int) -> memoryview:
         """One slot's memory. The mapping lives as long as any view of it."""
         start = PAGE + number * self.size

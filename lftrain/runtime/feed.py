@@ -1,4 +1,4 @@
-"""Where a step's micro-batches come from: epoch after epoch of a loader, on the device, one step ahead on a GPU."""
+"""Where a step's micro-batches come from: epoch after epoch of a loader, on the device, ahead on a GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from lfdata import DeviceLoader, Loader
 from lfdata.errors import OptionError
 
 Batch = dict[str, torch.Tensor]
@@ -51,14 +52,22 @@ class Step:
 
 
 class Feed:
-    """Steps without end: after an epoch comes the next. ``accumulate`` batches of the loader are a step."""
+    """Steps without end: after an epoch comes the next. ``accumulate`` batches of the loader are a step.
 
-    def __init__(self, loader: LoaderLike, accumulate: int, device: torch.device) -> None:
+    ``ahead``: batches of a :class:`lfdata.Loader` that are copied to a GPU ahead; 0: as those of other loaders are, a step ahead by way of
+    torch's pinned memory.
+    """
+
+    def __init__(self, loader: LoaderLike, accumulate: int, device: torch.device, ahead: int = 0) -> None:
+        self._own = None
+        if device.type == "cuda" and ahead and isinstance(loader, Loader):
+            loader = self._own = DeviceLoader(loader, device, ahead=ahead, hold=accumulate)
         self._loader, self._accumulate, self._device = loader, accumulate, device
         self._epoch: Iterator[Batch] | None = None
         self._number = 0
         self._ahead: Step | None = None
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        moved = device.type == "cuda" and not isinstance(loader, DeviceLoader)
+        self._side = torch.cuda.Stream(device) if moved else None
 
     def next(self) -> Step:
         """The next step; waits for the loader. On a GPU its copies may still be under way: see :meth:`arrive`."""
@@ -81,7 +90,8 @@ class Feed:
         return self._ahead
 
     def look_ahead(self) -> None:
-        """Take and copy the step after, while the device works on this one. Does nothing on CPU, where that would only hold memory."""
+        """Take and copy the step after, while the device works on this one. Does nothing on CPU, where that would only hold memory, and for a
+        :class:`lfdata.DeviceLoader`, which does it itself."""
         if self._side is not None and self._ahead is None:
             self._ahead = self._take()
 
@@ -92,15 +102,20 @@ class Feed:
         self._number = int(state.get("epoch", 0))
 
     def close(self) -> None:
-        """Leave the loader's iteration."""
+        """Leave the loader's iteration, free what was made here."""
         self._epoch, self._ahead = None, None
+        if self._own is not None:
+            self._own.close()
 
     def _take(self) -> Step:
-        host = [self._batch() for _ in range(self._accumulate)]
+        host, batches = [], []
+        for _ in range(self._accumulate):
+            batches.append(self._batch())
+            host.append(self._loader.rows if isinstance(self._loader, DeviceLoader) else batches[-1])
         state = self._loader.state_dict()
         epoch = getattr(self._loader, "epoch", self._number)
         if self._side is None:
-            return Step(host, host, state, epoch)
+            return Step(batches, host, state, epoch)
         with torch.cuda.stream(self._side):
             batches = [
                 {name: value.pin_memory().to(self._device, non_blocking=True) for name, value in batch.items()}

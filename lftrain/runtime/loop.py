@@ -98,7 +98,8 @@ class Runtime:
         clip = options.precision.clip
         self.runner = StepRunner(loss, self.parallel, optimizer, self.precision, self.group, clip, self.meter.mark)
         self.runner.may_be_unused = options.ddp.find_unused or self.group.world == 1
-        self.feed = Feed(loader, accumulate or int(loader.state_dict().get("accumulate", 1)), device)
+        micro = accumulate or int(loader.state_dict().get("accumulate", 1))
+        self.feed = Feed(loader, micro, device, options.run.copy_ahead)
         self.rates = Rates(optimizer, schedule or (lambda _: 1.0))
         self.live = Live(metrics.live if first else "off", run.steps)
         self.watch = Watch(options, self.runner, self.group, self.meter, self.records, self.live, loader)

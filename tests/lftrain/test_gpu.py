@@ -225,3 +225,26 @@ def test_a_graph_is_captured_while_another_thread_pins_memory(tmp_path: Path) ->
     runtime.feed._loader = Pinned(batches)
     runtime.run()
     assert gpukit.captured(runtime) and runtime.watch.skipped == 0
+
+
+def test_batches_copied_ahead_train_what_plain_copies_do(tmp_path: Path) -> None:
+    """Through lfdata.DeviceLoader and without; and going on from the middle of an epoch, where batches were ahead."""
+    data = trainkit.write_points(tmp_path / "d")
+
+    def run(name: str, steps: int, ahead: int, accumulate: int = 1) -> Runtime:
+        model = trainkit.make_model(dropout=0.0)
+        optimizer = torch.optim.AdamW(model.cuda().parameters(), lr=1e-2, fused=True)
+        chosen = RunOptions(folder=str(tmp_path / name), steps=steps, seed=3, device="cuda", copy_ahead=ahead)
+        loader = trainkit.make_loader(data, accumulate=accumulate)
+        runtime = Runtime(model, trainkit.loss, loader, optimizer, trainkit.options(tmp_path / name, steps, run=chosen))
+        runtime.run()
+        return runtime
+
+    for accumulate in (1, 2):
+        plain, ahead, parts = (f"{name}-{accumulate}" for name in ("plain", "ahead", "parts"))
+        run(plain, 20, 0, accumulate)
+        run(ahead, 20, 3, accumulate)
+        run(parts, 11, 3, accumulate)
+        run(parts, 20, 2, accumulate)
+        assert gpukit.losses(tmp_path / ahead) == pytest.approx(gpukit.losses(tmp_path / plain), rel=1e-4)
+        assert gpukit.losses(tmp_path / parts) == pytest.approx(gpukit.losses(tmp_path / plain), rel=1e-4)

@@ -15,7 +15,13 @@ REPO = Path(__file__).resolve().parents[2]
 EXAMPLES = dict(
     re.findall(r"^### (.+?)\n.*?^```python\n(.*?)^```", (REPO / "docs" / "loader.md").read_text(), re.MULTILINE | re.DOTALL)
 )
-NEEDS = {"torchrun": "torch", "Lightning": "lightning", "Accelerate": "accelerate", "Hugging Face Trainer": "transformers"}
+NEEDS = {
+    "A GPU": "torch",
+    "torchrun": "torch",
+    "Lightning": "lightning",
+    "Accelerate": "accelerate",
+    "Hugging Face Trainer": "transformers",
+}
 
 
 @pytest.fixture(scope="module")

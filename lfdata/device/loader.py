@@ -1,0 +1,189 @@
+"""``lfdata.DeviceLoader``: a loader's batches on the GPU, copied ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from lfdata.device.ahead import Ahead
+from lfdata.device.backend import Backend, backend_of
+from lfdata.device.images import Op
+from lfdata.device.ring import Ring
+from lfdata.device.transfer import ABOUT_ROWS, Batch, Transfer
+from lfdata.errors import OptionError
+from lfdata.loader.forecast import Forecast
+from lfdata.loader.loader import Loader, whole
+from lfdata.loader.taker import Taker
+
+
+class DeviceLoader:
+    """Iterates over a loader's epochs, as it does, with the tensors on a device.
+
+    Batches are copied ahead, on a stream of their own, from the loader's slots (page-locked, once) into memory that is reserved once; the
+    current stream waits for a batch's copy when it is handed out. What a consumer holds never changes, but memory that it does not give
+    back is not there for the next batches. Use this one's ``state_dict``, ``set_epoch`` and ``close``, not the loader's.
+
+    Args:
+        loader: what makes the batches.
+        device: ``"cuda"``, ``"cuda:1"``, ...; on ``"cpu"`` these are the loader's own batches, with ``ops``.
+        ahead: batches copied, or being copied, beyond the one the consumer has.
+        hold: batches that the consumer keeps at a time before it gives them back: micro-batches of a step, say.
+        max_bytes: memory on the device, at most; fewer batches are ahead then.
+        ops: by field, what is made of it on the device: :class:`lfdata.device.Images`.
+
+    Raises:
+        DeviceError: there is no such GPU. OptionError: options that make no sense.
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        device: torch.device | str = "cuda",
+        *,
+        ahead: int = 2,
+        hold: int = 1,
+        max_bytes: int | None = None,
+        ops: Mapping[str, Op] | None = None,
+        _backend: Backend | None = None,
+    ) -> None:
+        ahead, hold = whole(ahead=ahead, hold=hold)
+        if max_bytes is not None:
+            (max_bytes,) = whole(max_bytes=max_bytes)
+        if ahead < 0 or hold < 1 or (max_bytes is not None and max_bytes < 1):
+            raise OptionError(f"ahead ({ahead}) is at least 0, hold ({hold}) and max_bytes ({max_bytes}) at least 1")
+        backend = _backend or backend_of(device)
+        self.loader, self.device = loader, torch.device("cpu") if backend is None else backend.device
+        self._taker, self._ops, self._ahead = Taker(loader), dict(ops or {}), ahead
+        for name, op in self._ops.items():
+            declared = self._taker.declared(name)
+            if declared is None:
+                raise OptionError(
+                    f"ops: the batches have no field {name!r} of fixed shape; there are {', '.join(loader.forecast(1).bytes)}"
+                )
+            op.check(name, *declared)
+        self._transfer: Transfer | None = None
+        if backend is not None:
+            # What the consumer has while it asks, what it gets, and what is ahead of that.
+            self._transfer = Transfer(backend, self._taker, Ring(backend, ahead + hold + 1, max_bytes), self._ops)
+        self._under_way: Ahead | None = None
+        # The epoch after, once the one under way is ahead to its end.
+        self._after: Ahead | None = None
+        self.rows: Batch = {}
+
+    def __repr__(self) -> str:
+        return f"DeviceLoader({self.loader!r}, {str(self.device)!r})"
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return len(self.loader)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is iterated, or comes next."""
+        ahead = self._under_way or self._after
+        return self.loader.epoch if ahead is None else ahead.spot.epoch
+
+    @property
+    def sources(self) -> list[Any]:
+        """The opened data sets."""
+        return self.loader.sources
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch."""
+        self._leave(end=False)
+        self.loader.set_epoch(epoch)
+
+    def forecast(self, batches: int = 128) -> Forecast:
+        """The loader's forecast, from the first batch that is not copied yet."""
+        return self.loader.forecast(batches)
+
+    def stats(self) -> dict[str, Any]:
+        """The loader's, and under ``"device"``: bytes registered, or why that was refused; places of the ring, their size and bytes; how often
+        it had to grow; batches that got memory of their own since the consumer kept others; batches and bytes copied, batches copied from
+        pageable memory; seconds the device waited for copies (with feedback)."""
+        return {**self.loader.stats(), "device": None if self._transfer is None else self._transfer.report()}
+
+    # -- iteration ----------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Batch]:
+        """One epoch, which one as :meth:`Loader.__iter__` has it. Ends any iteration that is under way."""
+        if self._transfer is None:
+            return self._on_host(iter(self.loader))
+        if self._under_way is None and self._after is not None:
+            self._under_way, self._after = self._after, None
+        else:
+            self._leave(end=False)
+            self._under_way = Ahead(self._taker, self._transfer, self._ahead)
+        return self._iterate(self._under_way, self._transfer)
+
+    def _iterate(self, ahead: Ahead, transfer: Transfer) -> Iterator[Batch]:
+        try:
+            while self._under_way is ahead:
+                found = ahead.next()
+                if found is None:
+                    self._under_way = None
+                    return
+                if ahead.exhausted:
+                    if self._after is None:
+                        self._after = Ahead(self._taker, transfer, self._ahead)
+                    self._after.fill(self._ahead - ahead.batches)
+                self.rows = found.rows or {}
+                yield transfer.hand_out(found)
+        except BaseException:
+            # Left, or broken off by a signal or a failure. Nothing stays.
+            if self._under_way is ahead:
+                self._leave(end=True)
+            raise
+
+    def _on_host(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        try:
+            for batch in batches:
+                self.rows = {name: batch[name] for name in ABOUT_ROWS if name in batch}
+                yield self._operated(batch) if self._ops else batch
+        finally:
+            batches.close()  # type: ignore[attr-defined]
+
+    def _operated(self, batch: Batch) -> Batch:
+        found = dict(batch)
+        for name, op in self._ops.items():
+            rows = batch[name]
+            found[name] = op.out(torch.empty(op.bytes(rows.nbytes), dtype=torch.uint8), rows.shape)
+            op.run(name, rows, found[name], batch)
+        return found
+
+    def _leave(self, end: bool) -> None:
+        after, self._after = self._after, None
+        ahead, self._under_way = self._under_way, None
+        if after is not None:
+            after.leave(end and ahead is None)
+        if ahead is not None:
+            ahead.leave(end)
+
+    def close(self) -> None:
+        """Free everything and close the loader; tensors that are held stay valid. Iterating again starts anew."""
+        try:
+            self._leave(end=True)
+        finally:
+            try:
+                if self._transfer is not None:
+                    self._transfer.close()
+            finally:
+                self.loader.close()
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's state at the batch last handed out; those that are ahead do not count."""
+        ahead = self._under_way or self._after
+        return self.loader.state_dict() if ahead is None else self._taker.state(ahead.spot)
+
+    def end_of(self, epoch: int) -> dict[str, Any]:
+        """The state after the last batch of an epoch."""
+        return self.loader.end_of(epoch)
+
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_batch_change: bool = False) -> None:
+        """Go on from a state, which may be one of a Loader, too. Raises :class:`StateError`."""
+        self._leave(end=False)
+        self.loader.load_state_dict(state, allow_batch_change=allow_batch_change)

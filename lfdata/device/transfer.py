@@ -1,0 +1,258 @@
+"""One batch from a slot to the device: copies, operations, and who waits for whom."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from lfdata.device.backend import Backend, Event
+from lfdata.device.images import Op
+from lfdata.device.register import Registered
+from lfdata.device.ring import Place, Ring
+from lfdata.loader.forecast import Forecast
+from lfdata.loader.taker import Spot, Taker
+
+ALIGN = 256
+# Rows of an epoch that are looked at for its largest batch.
+ROWS_LOOKED_AT = 1 << 20
+OFFSETS = ".offsets"
+# What a batch says of its rows stays on the host too.
+ABOUT_ROWS = ("__index__", "__index__" + OFFSETS, "__source__", "__mask__")
+Batch = dict[str, torch.Tensor]
+
+
+class Part(NamedTuple):
+    """A tensor of a batch: where its bytes lie in the batch's place, and what is in them."""
+
+    name: str
+    at: int
+    size: int
+    dtype: torch.dtype
+    shape: torch.Size
+    op: Op | None
+
+
+@dataclass(slots=True)
+class Copied:
+    """A batch that is copied, or being copied, and not handed out.
+
+    Attributes:
+        spot: where the loader is after it. error: instead of a batch.
+    """
+
+    spot: Spot
+    place: Place | None = None
+    parts: tuple[Part, ...] = ()
+    size: int = 0
+    done: Event | None = None
+    rows: Batch | None = None
+    error: Exception | None = None
+
+
+def aligned(size: int) -> int:
+    """Rounded up to where a tensor may begin."""
+    return -(-size // ALIGN) * ALIGN
+
+
+class Transfer:
+    """Copies the batches of one loader.
+
+    Args:
+        ops: what is done to fields, by name.
+    """
+
+    def __init__(self, backend: Backend, taker: Taker, ring: Ring, ops: Mapping[str, Op]) -> None:
+        self._backend, self._taker, self.ring, self._ops = backend, taker, ring, dict(ops)
+        self._staging: torch.Tensor | None = None
+        self.registered: Registered | None = None
+        # Host batches whose copies are not known to be done, with their slots: they must not be filled anew.
+        self._held: deque[tuple[Event, Batch, int | None]] = deque()
+        self._waits: deque[tuple[Event, Event]] = deque()
+        self.batches = self.bytes = self.pageable = 0
+        self.waited = 0.0
+
+    # -- the host's side ----------------------------------------------------------------------------------------------
+
+    def reap(self) -> None:
+        """Give slots back whose copies are done; tell the feedback how long the device waited."""
+        while self._held and self._held[0][0].query():
+            self._held.popleft()
+        while self._waits and self._waits[0][1].query():
+            seconds = self._backend.seconds(*self._waits.popleft())
+            self.waited += seconds
+            self._taker.copied(seconds)
+
+    def has_room(self) -> bool:
+        """Whether the loader can hand out another slot and keep one for its decoder."""
+        slots = self._taker.slots
+        held = {slot for _, _, slot in self._held if slot is not None}
+        return slots is None or self._taker.left > 0 or len(held) <= slots.count - 2
+
+    def make_room(self) -> None:
+        """Wait for that."""
+        while self._held and not self.has_room():
+            self._held[0][0].synchronize()
+            self.reap()
+
+    def reserve(self) -> None:
+        """The ring's places, for the largest batch to come."""
+        self.ring.reserve(self._largest())
+
+    def _largest(self) -> int:
+        loader, left = self._taker, ROWS_LOOKED_AT // max(1, self._taker.rows)
+        found = loader.forecast(1)
+        if any(name.endswith(OFFSETS) for name in found.bytes):
+            found = loader.forecast(max(1, min(loader.batches_left, left)))
+        return self._most(found)
+
+    def _most(self, found: Forecast) -> int:
+        total = np.zeros(len(found), np.int64)
+        for name, sizes in found.bytes.items():
+            op = self._ops.get(name)
+            total += -(-(sizes if op is None else sizes * op.bytes(1)) // ALIGN) * ALIGN
+        return int(total.max(initial=0))
+
+    # -- copies -------------------------------------------------------------------------------------------------------
+
+    def begin(self, batch: Batch) -> Copied:
+        """Have a batch copied, which the loader has just given."""
+        self._know(batch)
+        parts, size = self._parts(batch)
+        place = self.ring.take(size) or self.ring.more(size)
+        backend, memory = self._backend, place.memory
+        if place.released is not None:
+            backend.wait(place.released)
+            place.released = None
+        staged = [part for part in parts if part.op is not None]
+        staging = self._room(sum(aligned(batch[part.name].nbytes) for part in staged))
+        inputs: Batch = {}
+        at = 0
+        for part in parts:
+            if part.op is None:
+                inputs[part.name] = _view(memory, part.at, part.size, part.dtype, part.shape)
+            else:
+                size_in = batch[part.name].nbytes
+                inputs[part.name] = _view(staging, at, size_in, part.dtype, part.shape)
+                at += aligned(size_in)
+
+        def operate() -> None:
+            for part in staged:
+                assert part.op is not None
+                out = part.op.out(memory[part.at : part.at + part.size], part.shape)
+                part.op.run(part.name, inputs[part.name], out, inputs)
+
+        backend.copy([(target, batch[name]) for name, target in inputs.items() if target.numel()])
+        copied = done = backend.record()
+        self._held.append((copied, batch, self._slot_of(batch)))
+        if staged:
+            backend.enqueue(operate)
+            done = backend.record()
+        self.batches += 1
+        self.bytes += sum(value.nbytes for value in batch.values())
+        rows = {name: batch[name].clone() for name in ABOUT_ROWS if name in batch}
+        return Copied(self._taker.spot, place, parts, size, done, rows)
+
+    def _parts(self, batch: Batch) -> tuple[tuple[Part, ...], int]:
+        parts, at = [], 0
+        for name, value in batch.items():
+            op = self._ops.get(name)
+            size = value.nbytes if op is None else op.bytes(value.nbytes)
+            parts.append(Part(name, at, size, value.dtype, value.shape, op))
+            at += aligned(size)
+        return tuple(parts), at
+
+    def _room(self, size: int) -> torch.Tensor:
+        """Memory for what operations work on: one batch's at a time, as the stream of copies goes."""
+        if self._staging is None or self._staging.numel() < size:
+            self._staging = self._backend.memory(size)
+        return self._staging
+
+    def hand_out(self, copied: Copied) -> Batch:
+        """A batch's tensors, for work on the current stream."""
+        backend, place = self._backend, copied.place
+        assert place is not None and copied.done is not None
+        consumer = backend.consumer()
+        timed = self._taker.watched
+        before = backend.note(consumer, timed=True) if timed else None
+        backend.hold(consumer, copied.done)
+        if before is not None:
+            self._waits.append((before, backend.note(consumer, timed=True)))
+        flat = self.ring.lend(place, copied.size, consumer)
+        copied.place = None
+        return {
+            part.name: _view(flat, part.at, part.size, part.dtype, part.shape)
+            if part.op is None
+            else part.op.out(flat[part.at : part.at + part.size], part.shape)
+            for part in copied.parts
+        }
+
+    def drop(self, copied: Copied) -> None:
+        """A batch that nobody will get. What is copied into its place next comes after it on the same stream."""
+        if copied.place is not None:
+            self.ring.give(copied.place)
+            copied.place = None
+
+    # -- slots --------------------------------------------------------------------------------------------------------
+
+    def _know(self, batch: Batch) -> None:
+        """The slots are registered, once; other slots, of a loader that began anew, in their place."""
+        slots = self._taker.slots
+        if slots is not None and (self.registered is None or self.registered.slots is not slots):
+            self.forget()
+            self.registered = Registered(self._backend, slots)
+        if self.registered is None or self.registered.refused or self._slot_of(batch) is None:
+            self.pageable += 1
+
+    def _slot_of(self, batch: Batch) -> int | None:
+        """The slot in which a batch lies; ``None``: it was copied out of it."""
+        if self.registered is None:
+            return None
+        for value in batch.values():
+            if value.numel():
+                found = self.registered.slot_of(value.data_ptr())
+                if found is not None:
+                    return found
+        return None
+
+    def forget(self) -> None:
+        """Wait for all copies, give slots back, undo the registration."""
+        self._backend.finish()
+        self._held.clear()
+        if self.registered is not None:
+            self.registered.release()
+            self.registered = None
+
+    def close(self) -> None:
+        """Free everything."""
+        try:
+            self.forget()
+        finally:
+            self._waits.clear()
+            self._staging = None
+            self.ring.close()
+
+    def report(self) -> dict[str, Any]:
+        """For :meth:`DeviceLoader.stats`."""
+        known = self.registered
+        return {
+            "registered": known.size if known is not None and not known.refused else 0,
+            "refused": known.refused if known is not None else "",
+            "places": len(self.ring.places),
+            "place_bytes": self.ring.size,
+            "bytes": self.ring.bytes,
+            "grown": self.ring.grown,
+            "extra": self.ring.extra,
+            "batches": self.batches,
+            "copied_bytes": self.bytes,
+            "pageable": self.pageable,
+            "waited": self.waited,
+        }
+
+
+def _view(flat: torch.Tensor, at: int, size: int, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    return flat[at : at + size].view(dtype).view(shape)

@@ -1,0 +1,109 @@
+"""A loader as seen by who takes batches before the consumer does: the device path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from lfdata.loader.forecast import Forecast
+from lfdata.loader.pipeline import stop
+from lfdata.loader.slots import Slots
+from lfdata.loader.state import state_of
+
+if TYPE_CHECKING:
+    from lfdata.loader.loader import Loader
+
+
+class Spot(NamedTuple):
+    """Where an iteration is: an epoch, batches done in it, and whether that was loaded and nothing taken since."""
+
+    epoch: int
+    done: int
+    loaded: bool = False
+
+
+class Taker:
+    """Of one loader."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def begin(self) -> Iterator[dict[str, torch.Tensor]]:
+        """An iteration."""
+        return iter(self._loader)
+
+    @property
+    def spot(self) -> Spot:
+        """Where the loader is. The batch it gave last counts."""
+        loader = self._loader
+        return Spot(loader._epoch, loader._done, loader._loaded)
+
+    @property
+    def slots(self) -> Slots | None:
+        """The slots there are now."""
+        pipelines = self._loader._pipelines
+        return pipelines[0].slots if pipelines else None
+
+    @property
+    def left(self) -> int:
+        """Batches that the slot handed out last still has."""
+        return self._loader._left
+
+    def ready(self) -> bool:
+        """Whether the next batch, or the end of the epoch, can be had without waiting. Raises what asking for it would."""
+        loader = self._loader
+        if loader._left or loader._done >= len(loader):
+            return True
+        step = loader._done // loader._accumulate
+        return bool(loader._pipelines) and loader._pipelines[0].ready(loader._epoch, step)
+
+    def go_back(self, spot: Spot, end: bool) -> None:
+        """Put the loader where its consumer is; ``end``: and end its decoders, unless the consumer has the whole epoch."""
+        loader = self._loader
+        whole = spot.done >= len(loader._producer.plan.batches(spot.epoch)) * loader._accumulate and not spot.loaded
+        if end and not whole:
+            stop(loader._pipelines)
+        if whole:
+            loader._move(spot.epoch + 1, 0, loaded=False)
+        else:
+            loader._move(spot.epoch, spot.done, loaded=spot.loaded)
+
+    def state(self, spot: Spot) -> dict[str, Any]:
+        """The loader's state, if it were there."""
+        loader = self._loader
+        return state_of(loader._spec, loader._accumulate, spot.epoch, spot.done, loader._build())
+
+    @property
+    def watched(self) -> bool:
+        """Whether anybody wants to know of :meth:`copied`."""
+        pipelines = self._loader._pipelines
+        return bool(pipelines) and pipelines[0].feedback is not None
+
+    def copied(self, seconds: float) -> None:
+        """The device waited so long for a copy."""
+        pipelines = self._loader._pipelines
+        if pipelines and pipelines[0].feedback is not None:
+            pipelines[0].feedback.copied(seconds)
+
+    def forecast(self, batches: int) -> Forecast:
+        """Of the next batches."""
+        return self._loader.forecast(batches)
+
+    @property
+    def batches_left(self) -> int:
+        """Of the epoch."""
+        return max(0, len(self._loader) - self._loader._done)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a batch."""
+        return self._loader._producer.share // self._loader._accumulate
+
+    def declared(self, name: str) -> tuple[str, tuple[int, ...]] | None:
+        """dtype and shape of a row of a field's array; ``None``: there is none, or its rows differ in length."""
+        for part in self._loader._producer.parts:
+            if part.name == name and not part.by and not part.offsets:
+                return part.place.dtype, part.place.shape[1:]
+        return None
