@@ -1,7 +1,5 @@
 """The Triton kernel for pictures. Imported where Triton is."""
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -9,25 +7,26 @@ import triton.language as tl
 BLOCK = 1024
 
 
-def _pictures(
-    source: Any,
-    out: Any,
-    scale: Any,
-    bias: Any,
-    flip: Any,
-    partner: Any,
-    weight: Any,
-    box: Any,
-    rows: Any,
-    pixels: Any,
-    width: Any,
+# Triton reads the annotations of a kernel: there may be none but its own.
+def _pictures(  # type: ignore[no-untyped-def]
+    source,
+    out,
+    scale,
+    bias,
+    flip,
+    partner,
+    weight,
+    box,
+    rows,
+    pixels,
+    width,
     CHANNELS: tl.constexpr,
     PLANAR: tl.constexpr,
     FLIP: tl.constexpr,
     MIX: tl.constexpr,
     BOX: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     """A block of the pixels of a row: uint8 (rows, pixels, channels) in, planes or pixels out."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -251,7 +251,8 @@ def test_waits_for_copies_are_told_to_the_feedback(pictures: Path, monkeypatch: 
     loader = DeviceLoader(Loader(pictures, 8, PICTURES, engine="process", threads=1, feedback="wait"), "cuda")
     for _ in range(4):
         for _ in loader:
-            torch.cuda.synchronize()
+            # The copies ahead go on meanwhile.
+            torch.cuda.current_stream().synchronize()
     found = loader.stats()
     assert found["device"]["waited"] > 0.2 and found["feedback"]["verdict"] == "copy", found["feedback"]
     loader.close()
