@@ -109,7 +109,8 @@ def plain(setting: Setting, batch: int, register: bool = False) -> Arm:
 
 def on_device(setting: Setting, batch: int, kernel: bool, **options: Any) -> Arm:
     """DeviceLoader; ``kernel``: with pictures made by it, else by torch's operations in the step."""
-    ops = {setting.field: Images()} if kernel else None
+    # In the memory order that torch's operations give.
+    ops = {setting.field: Images(channels_last=True)} if kernel else None
     loader = DeviceLoader(setting.loader(batch, **options), setting.device, ops=ops)
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
