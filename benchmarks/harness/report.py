@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import by_hand
+from benchmarks.harness import by_hand, gpu_tables
 from benchmarks.harness.audit import whole
 from benchmarks.harness.reasons import short
 from benchmarks.harness.statistics import P_LIMIT, least_p, verdict
@@ -18,6 +18,8 @@ DOCUMENTS = (REPO / "README.md", REPO / "docs" / "benchmarks.md")
 # <!-- record: NAME --> table <!-- end -->; with "brief" after the name, a table of few columns
 # <!-- by hand: NAME NAME --> ratios measured by hand beside those of records <!-- end -->
 _BY_HAND = re.compile(r"(<!-- by hand: ([\w. -]+?) -->\n)(?:.*?\n)??(<!-- end -->)", re.DOTALL)
+# <!-- gpu: NAME PART --> a part of a record of benchmarks.gpu <!-- end -->
+_GPU = re.compile(r"(<!-- gpu: ([\w.-]+) ([\w-]+) -->\n)(?:.*?\n)??(<!-- end -->)", re.DOTALL)
 _MARKER = re.compile(r"(<!-- record: ([\w.-]+)( brief)? -->\n)(?:.*?\n)??(<!-- end -->)", re.DOTALL)
 # A table warns of repeats with fewer samples or less time, and of a load before the run that is higher than this times the cores.
 FEW_SAMPLES, SHORT_SECONDS, HIGH_LOAD = 200, 1.0, 1.0
@@ -278,7 +280,15 @@ def updated(text: str) -> str:
         records = {name: run_record(RESULTS / f"{name}.json") for name in match[2].split()}
         return f"{match[1]}{by_hand.table(records)}\n{match[3]}"
 
-    return _BY_HAND.sub(by_hand_one, _MARKER.sub(one, text))
+    def gpu_one(match: re.Match[str]) -> str:
+        record = read(RESULTS / f"{match[2]}.json")
+        try:
+            made = gpu_tables.table(record, match[3])
+        except KeyError as error:
+            raise RecordError(f"{match[2]}.json: {error}") from error
+        return f"{match[1]}{made}\n{match[4]}"
+
+    return _GPU.sub(gpu_one, _BY_HAND.sub(by_hand_one, _MARKER.sub(one, text)))
 
 
 def run_record(path: Path) -> dict[str, Any]:
@@ -290,4 +300,4 @@ def run_record(path: Path) -> dict[str, Any]:
 
 def shown(text: str) -> set[str]:
     """Names of the records that a document has a table of."""
-    return {match[2] for match in _MARKER.finditer(text)}
+    return {match[2] for marker in (_MARKER, _GPU) for match in marker.finditer(text)}

@@ -1,0 +1,73 @@
+"""Tables of the records of ``benchmarks.gpu``: ``<!-- gpu: NAME PART -->`` table ``<!-- end -->``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Columns = dict[str, Callable[[dict[str, Any]], str]]
+
+
+def spread(figure: dict[str, Any] | None, form: str, times: float = 1.0) -> str:
+    """Median [least, most]."""
+    if figure is None:
+        return ""
+    return f"{times * figure['median']:{form}} [{times * figure['min']:{form}}, {times * figure['max']:{form}}]"
+
+
+FEED: Columns = {
+    "ms a step": lambda found: spread(found["ms"], ".1f"),
+    "rows/s": lambda found: f"{found['rows_per_s']['median']:,.0f}",
+    "device idle for data, %": lambda found: spread(found.get("idle_against_resident_uint8"), ".1f", 100),
+    "host waits, ms": lambda found: f"{found['waited_ms']['median']:.2f}",
+    "99 % / median of a step": lambda found: f"{found['p99_over_p50']['median']:.2f}",
+    "CPU-s / 1,000 beside the consumer's": lambda found: f"{found['cpu_others_s_per_1000']['median']:.2f}",
+}
+LADDER: Columns = {
+    "times as fast as (a)": lambda found: spread(found["times_a"], ".2f"),
+    "ms a step": lambda found: spread(found["ms"], ".1f"),
+    "samples/s": lambda found: f"{found['samples_per_s']:,.0f}",
+    "device idle, %": lambda found: f"{100 * found['idle_share']:.0f}" if "idle_share" in found else "",
+}
+CURVE: Columns = {
+    "ms a step": lambda found: spread(found["ms"], ".0f"),
+    "peak, GB": lambda found: f"{found['peak_mb']['median'] / 1000:.1f}",
+    "blocks recomputed": lambda found: str(found["recomputed"]),
+}
+COSTS: Columns = {
+    "ms a step": lambda found: spread(found["ms"], ".1f"),
+    "times as fast as the first of its kind": lambda found: spread(found["times_as_fast"], ".2f"),
+}
+
+
+def table(record: dict[str, Any], part: str) -> str:
+    """One part of a record as a Markdown table, with what it was measured on below.
+
+    Raises:
+        KeyError: the record has no such part.
+    """
+    made = record["results"][part]
+    for key, name, columns in (
+        ("summary", "fed by", FEED),
+        ("rungs", "rung", LADDER),
+        ("curve", "recomputed", CURVE),
+        ("settings", "step", COSTS),
+    ):
+        if key in made:
+            break
+    else:
+        raise KeyError(f"{part}: nothing that is known")
+    lines = [f"| {name} | {' | '.join(columns)} |", f"|{' --- |' * (1 + len(columns))}"]
+    lines += [f"| {row} | {' | '.join(one(found) for one in columns.values())} |" for row, found in made[key].items()]
+    return "\n".join([*lines, "", about(record, made)])
+
+
+def about(record: dict[str, Any], made: dict[str, Any]) -> str:
+    """The line below."""
+    machine = record["machine"]
+    gpu = (record.get("gpu") or machine.get("gpu") or {}).get("name", "")
+    rows = [row for key in ("rungs", "curve", "settings") for row in made.get(key, {}).values()]
+    repeats = min((len(row["rounds_ms"]) for row in rows), default=0)
+    repeats = repeats or min((len(one) for one in made.get("repeats", {}).values()), default=0)
+    date = (made.get("date") or record["date"])[:10]
+    return f"{repeats} interleaved repeats, {machine['cores']} cores{f', {gpu}' if gpu else ''}, {date}."
