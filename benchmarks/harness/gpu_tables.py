@@ -39,6 +39,14 @@ COSTS: Columns = {
     "times as fast as the first of its kind": lambda found: spread(found["times_as_fast"], ".2f"),
 }
 
+# By the name that the rows have in a part of a record.
+KINDS = {
+    "summary": ("fed by", FEED),
+    "rungs": ("rung", LADDER),
+    "curve": ("recomputed", CURVE),
+    "settings": ("step", COSTS),
+}
+
 
 def table(record: dict[str, Any], part: str) -> str:
     """One part of a record as a Markdown table, with what it was measured on below.
@@ -47,16 +55,10 @@ def table(record: dict[str, Any], part: str) -> str:
         KeyError: the record has no such part.
     """
     made = record["results"][part]
-    for key, name, columns in (
-        ("summary", "fed by", FEED),
-        ("rungs", "rung", LADDER),
-        ("curve", "recomputed", CURVE),
-        ("settings", "step", COSTS),
-    ):
-        if key in made:
-            break
-    else:
+    key = next((key for key in KINDS if key in made), None)
+    if key is None:
         raise KeyError(f"{part}: nothing that is known")
+    name, columns = KINDS[key]
     lines = [f"| {name} | {' | '.join(columns)} |", f"|{' --- |' * (1 + len(columns))}"]
     lines += [f"| {row} | {' | '.join(one(found) for one in columns.values())} |" for row, found in made[key].items()]
     return "\n".join([*lines, "", about(record, made)])
