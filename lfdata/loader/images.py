@@ -17,6 +17,7 @@ from lfdata.loader.filler import OFFSETS, PRESENT, SHAPES, Errors, Filler, large
 from lfdata.loader.rows import Payloads, Rows, as_sample_error
 from lfdata.loader.slots import Layout
 from lfdata.loader.spans import AUGMENT, DECODE
+from lfdata.transforms.user import watching_for_ctrl_c
 
 
 class ImageFiller(Filler):
@@ -137,11 +138,12 @@ class ImageFiller(Filler):
         """The user's function of every picture."""
         assert self._map is not None
         draws, bad = rows.uniform(f"{self.name}/{self._map_place}/Map", self._map.draws), {}
-        for row in good:
-            try:
-                out[row] = self._map.apply(pixels[row], draws[row])
-            except SampleError as error:
-                bad[row] = as_sample_error(error, self.name, rows, row)
+        with watching_for_ctrl_c():
+            for row in good:
+                try:
+                    out[row] = self._map.apply(pixels[row], draws[row])
+                except SampleError as error:
+                    bad[row] = as_sample_error(error, self.name, rows, row)
         return bad
 
     def _whole(
