@@ -41,6 +41,7 @@ BUCKETS = {"field": "ids", "window": 16}
         ({"threads": HUGE}, "threads is a whole number from 1 to"),
         ({"prefetch": 0}, "prefetch is a whole number from 1 to"),
         ({"processes": 1000}, "processes is a whole number from 1 to"),
+        ({"accumulate": 3}, "8 rows of a rank are not 3 equal micro-batches"),
         ({"accumulate": 0}, "accumulate is a whole number from 1 to"),
         ({"most_bad": -1}, "most_bad is a whole number from 0 to"),
         ({"most_bad_rate": "x"}, "most_bad_rate is a number from 0 up to 1, not 'x'"),
