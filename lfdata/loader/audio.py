@@ -88,6 +88,7 @@ class AudioFiller(Filler):
         starts, taken = window.window(lengths, lambda operation, count: rows.uniform(f"{self.name}/{operation}", count))
         counts[:] = taken
         for row, (start, count) in enumerate(zip(starts.tolist(), taken.tolist(), strict=True)):
+            rows.spans.check()
             source = self.sources[int(rows.samples.source[row])]
             try:
                 if count:

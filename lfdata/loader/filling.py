@@ -33,6 +33,7 @@ def fill_all(
             arrays[part.name][: 0 if part.by else None] = 0
         fillers = ()
     for filler in fillers:
+        rows.spans.check()
         try:
             found = filler.fill(rows, arrays, threads)
         except (*NOT_THE_FILE, StorageError) as gone:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -157,16 +157,16 @@ class Producer:
         """Give up what was begun."""
         self._begun.clear()
 
-    def task(self, job: Job, slots: Slots, threads: int) -> Task:
+    def task(self, job: Job, slots: Slots, threads: int, given_up: Callable[[], bool] | None = None) -> Task:
         """A job, to be done stage by stage."""
-        task = Task(job, slots, threads)
+        task = Task(job, slots, threads, given_up)
         task.stages = self._stages(job, slots, task.lane)
         return task
 
-    def run(self, job: Job, slots: Slots, lane: int, threads: int) -> Done:
+    def run(self, job: Job, slots: Slots, lane: int, threads: int, given_up: Callable[[], bool] | None = None) -> Done:
         """One job, at once."""
         with self._alone if job.alone else nullcontext():
-            return self.task(job, slots, threads).finish(lane)
+            return self.task(job, slots, threads, given_up).finish(lane)
 
     def _stages(self, job: Job, slots: Slots, lane: Lane) -> Stages:
         if self._ahead is None:
