@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import operator
 import os
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +17,24 @@ from numpy.typing import NDArray
 
 from lfdata.dataset.ragged import Ragged
 from lfdata.dataset.reading import Readings
-from lfdata.dataset.remote import directory_of, mark_index, remote_index, remote_manifest, warm, warm_shards
-from lfdata.dataset.rows import Memory, by_shard, checked_rows, reserve, scatter
+from lfdata.dataset.rows import Memory, by_shard, checked_rows, scatter
 from lfdata.dataset.shard import Shard
+from lfdata.dataset.shards import Shards
+from lfdata.dataset.values import keys_of, payloads_of, values_of
 from lfdata.dataset.windows import Windows, open_episodes
 from lfdata.errors import CorruptError, KeyMissingError, OptionError, SampleError
-from lfdata.format.cache import DEFAULT_BUDGET, IndexCache
-from lfdata.format.columns import column_dtype, scalar_dtype
-from lfdata.format.files import DescriptorPool, LocalFile, RangeFile
-from lfdata.format.forking import watch
+from lfdata.format.cache import DEFAULT_BUDGET
+from lfdata.format.files import RangeFile
 from lfdata.format.gather import default_threads
-from lfdata.format.index import open_index
 from lfdata.format.layout import SIZE_ROLES
-from lfdata.format.meta import FieldMeta, Manifest, ShardEntry, read_manifest
+from lfdata.format.meta import MANIFEST, FieldMeta, Manifest, read_manifest
 from lfdata.format.reader import ShardFile
 from lfdata.format.schema import field_ndim
 from lfdata.order.episodes import EPISODE, FRAME, Episodes
-from lfdata.storage import Cache, open_store
+from lfdata.storage import Cache, is_url, open_store
 from lfdata.storage.urls import local_path
 
 KEY = "__key__"
-MAX_OPEN_SHARDS = 4096
 MAX_DESCRIPTORS = 64
 
 
@@ -81,24 +76,12 @@ class ShardDataset:
         self._options = (index_cache_bytes, max_descriptors, read_threads, cache)
         self.read_threads = default_threads() if read_threads is None else read_threads
         self._asked = None if fields is None else tuple(fields)
-        self.manifest: Manifest = read_manifest(Path(self.path)) if self.store is None else remote_manifest(self.store)
+        self.manifest = self._read_manifest()
         self.schema: dict[str, FieldMeta] = {field.name: field for field in self.manifest.fields}
         self.fields = self._names(fields)
-        ends = np.cumsum([shard.rows for shard in self.manifest.shards], dtype=np.int64)
-        self._starts = np.concatenate([[0], ends]).astype(np.int64)
-        self._pool = DescriptorPool(max_descriptors)
-        self._cache = IndexCache(index_cache_bytes)
-        self._lock = threading.RLock()
-        self._shards: OrderedDict[int, Shard] = OrderedDict()
-        self._warmed: set[tuple[int, str]] = set()
-        self._index: ShardFile | None = None
-        self._index_tried = False
+        self._shards = Shards(self.path, self.store, self.manifest, self.schema, index_cache_bytes, max_descriptors)
+        self._starts = self._shards.starts
         self._episodes: dict[tuple[str, str | None], Episodes] = {}
-        watch(self)
-
-    def after_fork(self) -> None:
-        """See :class:`lfdata.format.forking.Forked`."""
-        self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (str(self._location), self._asked, *self._options)
@@ -156,17 +139,17 @@ class ShardDataset:
         parts = by_shard(self._starts, rows)
         if self.store is not None:
             for name in names:
-                self._warm([number for number, _ in parts], name)
-        result: dict[str, Any] = {name: self._values(name, rows, parts, decode) for name in names}
+                self._shards.warm([number for number, _ in parts], name)
+        result: dict[str, Any] = {name: values_of(self._shards, name, rows, parts, self.read_threads, decode) for name in names}
         if decode:
-            result[KEY] = self._keys(rows, parts)
+            result[KEY] = keys_of(self._shards, rows, parts)
         return result
 
     def read_stored(self, indices: Any, field: str, memory: Memory) -> Ragged:
         """Stored bytes of many samples, verified, in memory that is used again: gone when ``memory`` is asked the next time in this thread."""
         self._names([field])
         rows = checked_rows(self.path, len(self), indices)
-        found = self._payloads(field, rows, self._parts(rows, field), memory=memory)
+        found = payloads_of(self._shards, field, rows, self._shards.parts(rows, field), self.read_threads, memory=memory)
         assert found is not None
         return found
 
@@ -175,7 +158,7 @@ class ShardDataset:
         are not of one length that fills it exactly."""
         self._names([field])
         rows = checked_rows(self.path, len(self), indices)
-        return self._payloads(field, rows, by_shard(self._starts, rows), out) is not None
+        return payloads_of(self._shards, field, rows, by_shard(self._starts, rows), self.read_threads, out) is not None
 
     def start_read(self, indices: Any, field: str, out: NDArray[np.uint8]) -> Readings | None:
         """What :meth:`read_into` does, in the background: for files in the page cache, with the native module and more than one thread to read
@@ -187,7 +170,7 @@ class ShardDataset:
         places = np.arange(len(rows)) * (len(out) // max(1, len(rows)))
         readings = []
         for number, where in by_shard(self._starts, rows):
-            shard = self._shard(number)
+            shard = self._shards.shard(number)
             located = shard.lengths(field, rows[where] - self._starts[number])
             if not (located[1] * len(rows) == len(out)).all():
                 return None
@@ -200,7 +183,7 @@ class ShardDataset:
     def keys(self, indices: Any) -> list[bytes]:
         """Keys of some samples."""
         rows = checked_rows(self.path, len(self), indices)
-        return self._keys(rows, by_shard(self._starts, rows))
+        return keys_of(self._shards, rows, by_shard(self._starts, rows))
 
     def index_of(self, key: bytes | str) -> int:
         """Index of the sample with this key (``str`` is taken as UTF-8). Raises :class:`KeyMissingError`."""
@@ -214,7 +197,7 @@ class ShardDataset:
                     return row
         else:
             for number in range(len(self.manifest.shards)):
-                row_in_shard = self._shard(number).base.find(wanted)
+                row_in_shard = self._shards.shard(number).base.find(wanted)
                 if row_in_shard is not None:
                     return int(self._starts[number]) + row_in_shard
         raise KeyMissingError(f"{self.path}: no sample with key {wanted!r}")
@@ -246,12 +229,12 @@ class ShardDataset:
         """Index columns of a field by role (``"width"``, ``"tokens"``, ...; not ``value``) at some samples, one element a sample."""
         self._names([field])
         rows = checked_rows(self.path, len(self), indices)
-        parts = self._parts(rows, field)
+        parts = self._shards.parts(rows, field)
         if len(parts) == 1:
-            return self._shard(parts[0][0]).sizes(field, rows - self._starts[parts[0][0]])
+            return self._shards.shard(parts[0][0]).sizes(field, rows - self._starts[parts[0][0]])
         found: dict[str, NDArray[Any]] = {}
         for number, where in parts:
-            scatter(self._shard(number).sizes(field, rows[where] - self._starts[number]), where, len(rows), found)
+            scatter(self._shards.shard(number).sizes(field, rows[where] - self._starts[number]), where, len(rows), found)
         return found
 
     def locate(
@@ -259,21 +242,18 @@ class ShardDataset:
     ) -> Iterator[tuple[RangeFile, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
         """Where the stored bytes of some samples lie, file by file: positions in ``indices``, offsets and lengths in bytes."""
         rows = checked_rows(self.path, len(self), indices)
-        for number, where in self._parts(rows, field):
-            shard = self._shard(number)
+        for number, where in self._shards.parts(rows, field):
+            shard = self._shards.shard(number)
             offsets, lengths, _ = shard.lengths(field, rows[where] - self._starts[number])
             yield shard.file_of(field).file, where, offsets, lengths
 
     def decoder(self, field: str, index: int) -> Any:
         """The decoder of a field in the shard that holds a sample."""
-        return self._shard(self._shard_of(index)).decoder(field)
+        return self._shards.shard(self._shards.number(index)).decoder(field)
 
     def shard_name(self, index: int) -> str:
         """File name of the shard that holds a sample."""
-        return self.manifest.shards[self._shard_of(index)].file
-
-    def _shard_of(self, index: int) -> int:
-        return int(self._starts.searchsorted(index, side="right")) - 1
+        return self.manifest.shards[self._shards.number(index)].file
 
     def _one(self, index: int, field: str, kind: str) -> tuple[Shard, NDArray[np.int64]]:
         """The shard and row of one sample that has a field of this kind."""
@@ -282,7 +262,7 @@ class ShardDataset:
             raise OptionError(f"{self.path}: field {field!r} is of kind {self.schema[field].kind}, not {kind}")
         rows = checked_rows(self.path, len(self), [index])
         number, _ = by_shard(self._starts, rows)[0]
-        shard, local = self._shard(number), rows - self._starts[number]
+        shard, local = self._shards.shard(number), rows - self._starts[number]
         if not shard.present(field, local)[0]:
             key = self.keys([index])[0]
             raise SampleError("absent", f"the sample has no {kind} there", field=field, key=key, path=shard.name)
@@ -292,7 +272,7 @@ class ShardDataset:
 
     def episodes(self, episode: str = EPISODE, frame: str | None = FRAME) -> Episodes:
         """Which rows belong together, by two scalar fields (docs/windows.md). Read once and kept. Raises :class:`OptionError`."""
-        with self._lock:
+        with self._shards.lock:
             found = self._episodes.get((episode, frame))
             if found is None:
                 found = self._episodes[episode, frame] = open_episodes(self, episode, frame)
@@ -314,7 +294,7 @@ class ShardDataset:
         field, _, role = name.rpartition(".") if name not in self.schema else (name, "", "value")
         if field not in self.schema or role not in SIZE_ROLES[self.schema[field].kind]:
             raise KeyMissingError(f"{self.path}: no column {name!r}; there are {self.columns}")
-        data = self._column(field, role)
+        data = self._shards.column(field, role)
         if data is None:
             raise CorruptError(self.path, None, f"no shard has the column {name!r}")
         if role == "dims":
@@ -330,9 +310,17 @@ class ShardDataset:
             for role in SIZE_ROLES[field.kind]
         ]
 
+    def index(self) -> ShardFile | None:
+        """The consolidated index, if there is one that belongs to this manifest."""
+        return self._shards.index()
+
+    def shard_column(self, number: int, field: str, role: str) -> NDArray[Any] | None:
+        """One shard's column as a view of its mapping."""
+        return self._shards.shard(number).file_of(field).column(field, role)
+
     def present(self, field: str) -> NDArray[np.bool_]:
         """Which samples have a field: bool, shape (n,)."""
-        data = self._column(self._names([field])[0], "present")
+        data = self._shards.column(self._names([field])[0], "present")
         return np.ones(len(self), bool) if data is None else data.astype(bool)
 
     def present_at(self, field: str, indices: Any) -> NDArray[np.bool_]:
@@ -340,64 +328,34 @@ class ShardDataset:
         self._names([field])
         rows = checked_rows(self.path, len(self), indices)
         found = np.ones(len(rows), bool)
-        for number, where in self._parts(rows, field):
-            found[where] = self._shard(number).present(field, rows[where] - self._starts[number])
+        for number, where in self._shards.parts(rows, field):
+            found[where] = self._shards.shard(number).present(field, rows[where] - self._starts[number])
         return found
 
     def tokens(self, field: str, shard: int) -> NDArray[Any]:
         """All token ids of one shard as one zero-copy, read-only view."""
         self._names([field])
-        return self._shard(shard).file_of(field).tokens(field)
-
-    def index(self) -> ShardFile | None:
-        """The consolidated index, if there is one that belongs to this manifest."""
-        with self._lock:
-            if not self._index_tried:
-                self._index = (
-                    open_index(Path(self.path), self.manifest, self._pool, self._cache)
-                    if self.store is None
-                    else remote_index(self.store, self.manifest, self._cache)
-                )
-                self._index_tried = True
-            return self._index
-
-    def _column(self, field: str, role: str) -> NDArray[Any] | None:
-        index = self.index()
-        if index is not None:
-            return index.column(field, role)
-        count = len(self.manifest.shards)
-        if count == 1:
-            return self.shard_column(0, field, role)
-        self._warm(range(count), field)
-        # A copy is made anyway: read it, rather than map every shard.
-        parts = [self._shard(number).file_of(field).read_column(field, role) for number in range(count)]
-        if all(part is None for part in parts):
-            if role == "present":
-                return None
-            return np.frombuffer(b"", column_dtype(self.schema[field], role))
-        filled = [np.ones(s.rows, "u1") if part is None else part for part, s in zip(parts, self.manifest.shards, strict=True)]
-        joined = np.concatenate(filled)
-        joined.flags.writeable = False
-        return joined
-
-    def shard_column(self, number: int, field: str, role: str) -> NDArray[Any] | None:
-        """One shard's column as a view of its mapping."""
-        return self._shard(number).file_of(field).column(field, role)
+        return self._shards.shard(shard).file_of(field).tokens(field)
 
     # -- lifetime -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close descriptors and forget open shards; views handed out stay valid. The data set reopens on use."""
-        with self._lock:
-            self._shards.clear()
-            self._index, self._index_tried = None, False
-            self._pool.close()
+        self._shards.close()
 
     def shard(self, number: int) -> Shard:
         """An open shard, for tools."""
-        return self._shard(number)
+        return self._shards.shard(number)
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _read_manifest(self) -> Manifest:
+        if self.store is None:
+            return read_manifest(Path(self.path))
+        # Before there are threads: a fork while one of them imports would leave a lock held in the child.
+        from lfdata.dataset.remote import remote_manifest
+
+        return remote_manifest(self.store)
 
     def _names(self, fields: Sequence[str] | None) -> tuple[str, ...]:
         if fields is None:
@@ -409,133 +367,13 @@ class ShardDataset:
             raise KeyMissingError(f"{self.path}: no field {unknown[0]!r}; there are {list(self.schema)}")
         return tuple(dict.fromkeys(fields))
 
-    def _shard(self, number: int) -> Shard:
-        with self._lock:
-            shard = self._shards.get(number)
-            if shard is None:
-                entry = self.manifest.shards[number]
-                shard = Shard(entry, self._opener(entry), self.schema, self._cache, remote=self.store is not None)
-                mark_index(shard)
-                self._shards[number] = shard
-                if len(self._shards) > MAX_OPEN_SHARDS:
-                    self._shards.popitem(last=False)
-            return shard
 
-    def _parts(self, rows: NDArray[np.int64], field: str) -> list[tuple[int, NDArray[np.int64]]]:
-        """The shards of some rows, with their positions; ready to be read."""
-        parts = by_shard(self._starts, rows)
-        if self.store is not None:
-            self._warm([number for number, _ in parts], field)
-        return parts
-
-    def _warm(self, numbers: Iterable[int], field: str) -> None:
-        """Of a remote data set: what is read of shards before a field's payloads, for all of them at the same time."""
-        store = self.store
-        new = [number for number in numbers if (number, field) not in self._warmed]
-        if store is None or len(new) < 2:
-            return
-        entries = [self.manifest.shards[number] for number in new if number not in self._shards]
-        parts = [part for entry in entries for part in entry.files]
-        files = [store.open(part.file, part.bytes, part.sha256) for part in parts]
-        warm(files, [(part.tail, part.bytes - part.tail) for part in parts])
-        warm_shards([self._shard(number) for number in new], field)
-        self._warmed.update((number, field) for number in new)
-
-    def _opener(self, entry: ShardEntry) -> Callable[[str, int], RangeFile]:
-        store = self.store
-        if store is None:
-            return lambda name, _size: LocalFile(Path(self.path, name), self._pool)
-        digests = {part.file: part.sha256 for part in entry.files}
-        return lambda name, size: store.open(name, size, digests[name])
-
-    def _keys(self, rows: NDArray[np.int64], parts: list[tuple[int, NDArray[np.int64]]]) -> list[bytes]:
-        keys = [b""] * len(rows)
-        for number, where in parts:
-            for place, key in zip(
-                where.tolist(), self._shard(number).base.keys(rows[where] - self._starts[number]), strict=True
-            ):
-                keys[place] = key
-        return keys
-
-    def _values(self, name: str, rows: NDArray[np.int64], parts: list[tuple[int, NDArray[np.int64]]], decode: bool) -> Any:
-        if self.schema[name].kind == "scalar":
-            return self._scalars(name, rows, parts, decode)
-        ragged = self._payloads(name, rows, parts)
-        assert ragged is not None
-        if not decode:
-            return ragged
-        values: list[Any] = [None] * len(rows)
-        view = ragged.values.data
-        offsets = ragged.offsets.tolist()
-        for number, where in parts:
-            shard = self._shard(number)
-            local = rows[where] - self._starts[number]
-            decoder = shard.decoder(name)
-            sizes = {role: data.tolist() for role, data in shard.sizes(name, local).items()}
-            for position, place in enumerate(where.tolist()):
-                if not ragged.present[place]:
-                    continue
-                mine = {role: data[position] for role, data in sizes.items()}
-                if "dims" in mine:
-                    mine["dims"] = tuple(mine["dims"])
-                try:
-                    values[place] = decoder.decode(view[offsets[place] : offsets[place + 1]], mine)
-                except SampleError as error:
-                    error.field, error.path = name, f"{shard.name}, row {int(local[position])}, index {int(rows[place])}"
-                    error.key = shard.base.keys(local[position : position + 1])[0]
-                    raise
-        return values
-
-    def _scalars(self, name: str, rows: NDArray[np.int64], parts: list[tuple[int, NDArray[np.int64]]], decode: bool) -> Any:
-        result = np.zeros(len(rows), scalar_dtype(self.schema[name]))
-        present = np.ones(len(rows), bool)
-        for number, where in parts:
-            local = rows[where] - self._starts[number]
-            result[where] = self._shard(number).scalars(name, local)
-            present[where] = self._shard(number).present(name, local)
-        if not decode:
-            return result
-        return [value if there else None for value, there in zip(result, present.tolist(), strict=True)]
-
-    def _payloads(
-        self,
-        name: str,
-        rows: NDArray[np.int64],
-        parts: list[tuple[int, NDArray[np.int64]]],
-        given: NDArray[np.uint8] | None = None,
-        memory: Memory | None = None,
-    ) -> Ragged | None:
-        """Payloads in memory of their own, of ``memory``, or in ``given`` if they are of one length and fill it exactly (``None`` if not)."""
-        if len(parts) == 1:
-            # The usual case: nothing has to be scattered.
-            shard = self._shard(parts[0][0])
-            local = rows - self._starts[parts[0][0]]
-            found = shard.lengths(name, local)
-            if given is not None and not fill(found[1], given):
-                return None
-            offsets, out = reserve(self.path, name, found[1], given, memory)
-            shard.read(name, local, found, out, offsets[:-1], self.read_threads)
-            return Ragged(out, offsets, shard.present(name, local))
-        lengths = np.zeros(len(rows), np.int64)
-        present = np.ones(len(rows), bool)
-        located = []
-        for number, where in parts:
-            local = rows[where] - self._starts[number]
-            found = self._shard(number).lengths(name, local)
-            present[where] = self._shard(number).present(name, local)
-            lengths[where] = found[1]
-            located.append((number, local, found, where))
-        if given is not None and not fill(lengths, given):
-            return None
-        offsets, out = reserve(self.path, name, lengths, given, memory)
-        for number, local, found, where in located:
-            self._shard(number).read(name, local, found, out, offsets[where], self.read_threads)
-        return Ragged(out, offsets, present)
-
-
-def fill(lengths: NDArray[np.int64], given: NDArray[np.uint8]) -> bool:
-    """Whether payloads are of one length and as long as the memory for them."""
-    return bool((lengths * len(lengths) == len(given)).all())
+def directory_of(location: str | os.PathLike[str]) -> Path | str:
+    """The directory of a data set: a path, or a URL as text. The manifest itself stands for it."""
+    if not is_url(location):
+        path = Path(location)
+        return path.parent if path.name == MANIFEST else path
+    return str(location).rstrip("/").removesuffix("/" + MANIFEST)
 
 
 def _reopen(

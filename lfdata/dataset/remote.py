@@ -1,12 +1,10 @@
-"""What is read of a data set by URL before its shards: manifest and index."""
+"""What is read of a data set by URL before its shards: manifest and index. Imported where there is one."""
 
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import wait
-from pathlib import Path
 
 from lfdata.dataset.shard import Shard, open_shard_file
 from lfdata.errors import FormatError, StorageError
@@ -16,16 +14,8 @@ from lfdata.format.index import index_identity
 from lfdata.format.layout import BLOCK_BYTES, MAX_MANIFEST_BYTES
 from lfdata.format.meta import INDEX, MANIFEST, Manifest, no_manifest, parse_manifest
 from lfdata.format.reader import ShardFile
-from lfdata.storage import RemoteFile, RemoteStore, is_url
 from lfdata.storage.blocks import UNKNOWN
-
-
-def directory_of(location: str | os.PathLike[str]) -> Path | str:
-    """The directory of a data set: a path, or a URL as text. The manifest itself stands for it."""
-    if not is_url(location):
-        path = Path(location)
-        return path.parent if path.name == MANIFEST else path
-    return str(location).rstrip("/").removesuffix("/" + MANIFEST)
+from lfdata.storage.remote import RemoteFile, RemoteStore
 
 
 def remote_manifest(store: RemoteStore) -> Manifest:

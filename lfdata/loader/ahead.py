@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from lfdata.dataset import ShardDataset
 from lfdata.loader.plan import Plan
 from lfdata.loader.spec import Spec
-from lfdata.storage import RemoteFile
 from lfdata.storage.blockfile import Block
 from lfdata.storage.future import STRETCH_BITS, Future
+from lfdata.storage.remote import RemoteFile, report
 
 # Accesses that are known ahead, for the choice of what to give up: some 32 MiB.
 HORIZON = 1 << 20
@@ -50,6 +50,10 @@ class Ahead:
         # At the end of the program too: a thread that the interpreter ends inside numpy takes the process with it.
         weakref.finalize(self, self._work.stop)
 
+    def report(self) -> dict[str, int]:
+        """What was asked of servers and of the caches by now."""
+        return report(self._work.stores)
+
     @contextmanager
     def making(self, epoch: int, step: int) -> Iterator[None]:
         """Steps from this one on are being made within."""
@@ -66,7 +70,8 @@ class _Work:
     def __init__(self, plan: Plan, sources: Sequence[ShardDataset], spec: Spec) -> None:
         self._plan, self._sources, self._spec = plan, sources, spec
         stores = {source.store: None for source in sources if source.store is not None}
-        self._options = next(iter(stores)).options
+        self.stores = list(stores)
+        self._options = self.stores[0].options
         self._future = Future()
         for store in stores:
             store.rank_by(self._future)

@@ -28,7 +28,8 @@ class Decoder:
     def __init__(self, memory: int, hello: int, number: int, stall_seconds: float) -> None:
         ours, theirs = socket.socketpair()
         try:
-            with theirs:
+            # Inherited: until the decoder has seen to it itself, a SIGINT waits, and is dropped then.
+            with theirs, blocked({signal.SIGINT}):
                 inherited = (theirs.fileno(), memory, hello)
                 self.process = subprocess.Popen(
                     # -P: the trainer's path and nothing before it; a file in the working directory must not hide a module.
@@ -61,6 +62,16 @@ class Decoder:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
         return self.process.returncode
+
+
+@contextmanager
+def blocked(signals: set[signal.Signals]) -> Iterator[None]:
+    """Signals that this thread, and a process that it starts, do not get."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

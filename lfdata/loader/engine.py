@@ -19,7 +19,7 @@ from lfdata.loader.decoder import Decoder, in_work, signal_name, state_of, unint
 from lfdata.loader.early import EarlyLane
 from lfdata.loader.jobs import STARTED, Done, Job
 from lfdata.loader.produce import Producer
-from lfdata.loader.serve import END_SECONDS, Lanes
+from lfdata.loader.serve import Lanes
 from lfdata.loader.slots import (
     IDLE,
     INDEX,
@@ -40,6 +40,8 @@ MOST_DECODERS = (PAGE // LANE_BYTES - 2) // LANES
 # Starting a program from a network file system takes its time, whatever a batch may take.
 START_SECONDS = 60.0
 _ASK_SECONDS = 0.5
+# How long a process that has closed its connection may take to go, and one that was killed.
+EXIT_SECONDS, KILL_SECONDS = 5.0, 2.0
 # A decoder that is stopped is told after so long a wait.
 STOPPED_SECONDS = 3.0
 log = logging.getLogger("lfdata")
@@ -145,6 +147,7 @@ class ProcessEngine:
         self._helps = not isolate and not any(filler.calls_user for filler in producer.fillers)
         self._crashed: list[tuple[int, int]] = []
         self._crashes = self._in_a_row = 0
+        self._closing = False
         self._owner, self._began = os.getpid(), time.monotonic()
         try:
             self._greeting = pack(Hello(specs.encode(producer.spec), slots, producer.layout.bytes, lanes, self._owner))
@@ -193,7 +196,9 @@ class ProcessEngine:
             pass
 
     def _do(self, job: Job) -> Done:
-        return self._producer.run(job, self.slots, len(self.slots.lanes) - 1, self._producer.spec.threads)
+        return self._producer.run(
+            job, self.slots, len(self.slots.lanes) - 1, self._producer.spec.threads, given_up=lambda: self._closing
+        )
 
     def take(self) -> Done:
         # Seconds waited, not seconds gone by: a machine that was frozen for an hour says nothing about the decoder.
@@ -298,12 +303,12 @@ class ProcessEngine:
 
     def _lost(self, decoder: Decoder) -> None:
         """One that has ended: after a crash another takes its place, and its jobs. Raises :class:`DecoderError` for any other end."""
-        code = decoder.wait(END_SECONDS)
+        code = decoder.wait(EXIT_SECONDS)
         self._crashes += 1
         self._in_a_row += 1
         if code is None or -code not in CRASHES or self._in_a_row > MOST_CRASHES or not decoder.ready:
-            raise DecoderError(self._epitaph(decoder))
-        epitaph = self._epitaph(decoder)
+            raise DecoderError(self._epitaph(decoder, code))
+        epitaph = self._epitaph(decoder, code)
         lanes = [self.slots.lanes[lane] for lane in decoder.lanes()]
         busy = [state.copy() for state in lanes if state[PHASE] != IDLE]
         if len(busy) == 1 and busy[0][PHASE] == TRYING:
@@ -322,9 +327,8 @@ class ProcessEngine:
     def _in_work(self, decoder: Decoder) -> str:
         return in_work(self.slots, self._producer, decoder.lanes())
 
-    def _epitaph(self, decoder: Decoder) -> str:
+    def _epitaph(self, decoder: Decoder, code: int | None) -> str:
         """How a decoder ended, and what it was doing."""
-        code = decoder.wait(END_SECONDS)
         how = (
             "closed its connection"
             if code is None
@@ -339,12 +343,15 @@ class ProcessEngine:
         try:
             # In a process forked from the one that made them they are not this one's to end.
             if os.getpid() == self._owner:
+                # The job that this process is doing ends soon.
+                self._closing = True
                 if self._lane is not None:
                     self._lane.retire()
                 for decoder in self._decoders:
                     decoder.end()
+                deadline = time.monotonic() + KILL_SECONDS
                 for decoder in self._decoders:
-                    decoder.wait(END_SECONDS)
+                    decoder.wait(max(0.0, deadline - time.monotonic()))
         finally:
             for decoder in self._decoders:
                 decoder.connection.close()

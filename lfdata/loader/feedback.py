@@ -20,7 +20,13 @@ Wanted = bool | str | Sensor
 
 def checked(wanted: Wanted) -> Wanted:
     """The option ``feedback``. Raises :class:`OptionError`."""
-    if isinstance(wanted, str) and wanted not in WANTED:
+    if isinstance(wanted, str):
+        known = wanted in WANTED
+    else:
+        known = isinstance(wanted, bool) or (
+            callable(getattr(wanted, "read", None)) and callable(getattr(wanted, "close", None))
+        )
+    if not known:
         raise OptionError(f"feedback {wanted!r}; there are True, False, {', '.join(map(repr, WANTED))}, or a Sensor")
     return wanted
 

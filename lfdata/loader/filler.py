@@ -129,6 +129,7 @@ class Filler:
         for row in np.flatnonzero(found.present).tolist():
             if row in bad:
                 continue
+            rows.spans.check()
             sizes = {role: data[row] for role, data in found.sizes.items()}
             if "dims" in sizes:
                 sizes["dims"] = tuple(sizes["dims"].tolist())

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfdata.errors import SampleError
+from lfdata.errors import SampleError, StorageError
 from lfdata.loader.filler import Filler
-from lfdata.loader.rows import Rows
+from lfdata.loader.rows import NOT_THE_FILE, Rows, lost
 from lfdata.order.samples import Samples
 
 Bad = dict[int, tuple[str, Exception]]
@@ -33,7 +33,12 @@ def fill_all(
             arrays[part.name][: 0 if part.by else None] = 0
         fillers = ()
     for filler in fillers:
-        for row, error in filler.fill(rows, arrays, threads).items():
+        rows.spans.check()
+        try:
+            found = filler.fill(rows, arrays, threads)
+        except (*NOT_THE_FILE, StorageError) as gone:
+            raise lost(gone, filler.name, rows) from gone
+        for row, error in found.items():
             bad.setdefault(row, (filler.name, error))
     for row in crashed:
         bad[row] = ("", SampleError("crash", "a decoder process crashed over this sample"))

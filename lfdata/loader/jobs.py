@@ -28,6 +28,12 @@ class Event(msgspec.Struct, frozen=True):
     reason: str
     action: str
 
+    @property
+    def place(self) -> str:
+        """Where, for people; without a field where it is not known (a crash)."""
+        field = f", field {self.field!r}" if self.field else ""
+        return f"{self.path}/{self.shard}, index {self.index}, key {self.key!r}{field}"
+
 
 class Failure(msgspec.Struct, frozen=True):
     """An error of a job, as it travels to the loader: its class, what it is made of, and the traceback of one that is not ours."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import lfdata.transforms as T
 from lfdata.dataset import ShardDataset
 from lfdata.errors import BadSamplesError, LfdataError, OptionError
+from lfdata.loader import options
 from lfdata.loader.batch import Names, tensors
 from lfdata.loader.engine import MOST_DECODERS
 from lfdata.loader.feedback import Wanted, checked
@@ -30,6 +30,8 @@ from lfdata.loader.spec import BadSpec, FieldSpec, OrderSpec, SourceSpec, Spec
 from lfdata.loader.state import build, position_of, state_of
 from lfdata.loader.statistics import Statistics
 from lfdata.loader.trace import Trace
+from lfdata.order.order import MODES, TAILS
+from lfdata.order.permutation import MAX_SAMPLES
 from lfdata.storage import Cache
 from lfdata.storage.options import as_cache
 
@@ -53,7 +55,8 @@ class Loader:
         source: path or URL of a data set, or a sequence of them that are mixed (see ``mixture``).
         batch_size: samples of a global batch: over all ranks and micro-batches.
         fields: by name, the field's transforms (:mod:`lfdata.transforms`) or ``None``; a sequence of names; all fields by default.
-        shuffle: ``"full"``, ``"block"`` or ``"sequential"``. block, window: see docs/order.md.
+        shuffle: ``"full"``, ``"block"`` or ``"sequential"``.
+        block, window: samples of a block, and blocks that are shuffled together, of ``"block"`` (docs/order.md).
         seed: 0 to 2^64 - 1.
         tail: ``"drop_last"`` or ``"pad"``: what becomes of an incomplete last global batch.
         where: which samples take part: a bool array (n,), or a function of the opened data set that gives one; one a source where several are.
@@ -61,6 +64,7 @@ class Loader:
         buckets, packing: options of :class:`lfdata.order.packing.Buckets` and ``Packing``, with ``field`` for the field whose lengths count.
         batch_transforms: MixUp, CutMix or Mosaic over the global batch.
         accumulate: micro-batches a step; a rank's rows of a global batch are cut into that many.
+        static: every rank has as many rows as every other, so ranks must divide the batch size; ``False``: they may have one row more or less.
         rank, world_size: this process; by default from torch.distributed or the environment (``RANK``, ``WORLD_SIZE``).
         bad_samples: ``"stop"``, ``"replace"`` or ``"mask"``; most_bad and most_bad_rate: limits of the latter two.
         engine: ``"process"``, ``"thread"`` or ``"inline"``; ``"auto"`` takes the last for fields that need no decoding.
@@ -117,67 +121,73 @@ class Loader:
         cache: Cache | str | os.PathLike[str] | None = None,
         _steps: tuple[int, int] = (0, 1),
     ) -> None:
+        whole, choice, real = options.whole, options.choice, options.real
         rank, world = this_rank(rank, world_size)
-        batch_size, seed, block, window = whole(batch_size=batch_size, seed=seed, block=block, window=window)
-        accumulate, processes, prefetch, most_bad = whole(
-            accumulate=accumulate, processes=processes, prefetch=prefetch, most_bad=most_bad
+        batch_size = whole("batch_size", batch_size, 1, MAX_SAMPLES)
+        order = OrderSpec(
+            choice("shuffle", shuffle, MODES),
+            whole("block", block, 1, MAX_SAMPLES),
+            whole("window", window, 1, MAX_SAMPLES),
+            options.mixture(mixture, len(paths := options.sources(source))),
+            options.buckets(buckets),
+            options.packing(packing),
         )
-        (threads,) = whole(threads=threads) if threads is not None else (None,)
-        if not 0 <= most_bad_rate <= 1:
-            raise OptionError(f"most_bad_rate is a share, 0 to 1, not {most_bad_rate}")
-        if engine not in ("auto", "process", "thread", "inline"):
-            raise OptionError(f"engine {engine!r}; there are auto, process, thread and inline")
-        if bad_samples not in ("stop", "replace", "mask"):
-            raise OptionError(f"bad_samples {bad_samples!r}; there are stop, replace and mask")
-        if bad_samples == "replace" and tail == "pad":
+        bad = BadSpec(
+            choice("bad_samples", bad_samples, ("stop", "replace", "mask")),
+            whole("most_bad", most_bad, 0, MAX_SAMPLES),
+            real("most_bad_rate", most_bad_rate, 0, 1),
+        )
+        if bad.policy == "replace" and tail == "pad":
             raise OptionError(
                 "tail='pad' is for seeing every sample once, which a replacement would spoil: use bad_samples='mask' or 'stop'"
             )
-        if min(accumulate, processes, prefetch) < 1 or processes > MOST_DECODERS or (threads is not None and threads < 1):
-            raise OptionError(
-                f"accumulate ({accumulate}), prefetch ({prefetch}) and threads ({threads}) are at least 1, "
-                f"processes ({processes}) 1 to {MOST_DECODERS}"
-            )
-        paths = [source] if isinstance(source, str | os.PathLike) else list(source)
-        if len(paths) > 1 and mixture is None:
+        engine = choice("engine", engine, ("auto", "process", "thread", "inline"))
+        processes = whole("processes", processes, 1, MOST_DECODERS)
+        prefetch = whole("prefetch", prefetch, 1, options.MOST_AHEAD)
+        stall_seconds = real("stall_seconds", stall_seconds, 0, options.MOST_SECONDS, above=True)
+        accumulate = whole("accumulate", accumulate, 1, MAX_SAMPLES)
+        if threads is None:
+            threads = max(1, options.default_threads(world) // processes)
+        kept = None if cache is None else as_cache(cache)
+        written = options.trace(trace)
+        if len(paths) > 1 and order.mixture is None:
             raise OptionError("several sources need mixture=: {'weights': [...]}, {'temperature': T} or {} (in proportion)")
-        filters = [where] * len(paths) if where is None or isinstance(where, np.ndarray) or callable(where) else list(where)
-        if len(filters) != len(paths):
-            raise OptionError(f"{len(filters)} filters for {len(paths)} sources")
-        opened = [ShardDataset(path, cache=cache) for path in paths]
-        sources = tuple(source_spec(dataset, one) for dataset, one in zip(opened, filters, strict=True))
-        asked = opened[0].fields if fields is None else fields
+        filters = filters_of(where, len(paths))
+        opened = [ShardDataset(path, cache=kept) for path in paths]
         for store in (dataset.store for dataset in opened if dataset.store is not None):
             # A server may be away for so long before that is an error, which must come from who reads.
-            stall_seconds = max(stall_seconds, store.options.deadline + REMOTE_STALL_SECONDS)
-        named = dict(asked) if isinstance(asked, Mapping) else dict.fromkeys(asked)
+            stall_seconds = max(stall_seconds, min(store.options.deadline + REMOTE_STALL_SECONDS, options.MOST_SECONDS))
+        named = options.named(fields, opened[0].fields)
         self._spec = Spec(
-            sources,
-            tuple(FieldSpec(name, tuple(T.to_spec(ops or ()))) for name, ops in named.items()),
-            OrderSpec(shuffle, block, window, _dict(mixture), _dict(buckets), _dict(packing)),
-            tuple(T.to_spec(batch_transforms)),
-            seed,
+            tuple(source_spec(dataset, one) for dataset, one in zip(opened, filters, strict=True)),
+            tuple(FieldSpec(name, tuple(ops)) for name, ops in named.items()),
+            order,
+            tuple(options.transforms("batch_transforms", batch_transforms)),
+            whole("seed", seed, 0, (1 << 64) - 1),
             batch_size,
-            tail,
-            static,
-            BadSpec(bad_samples, most_bad, most_bad_rate),
+            choice("tail", tail, TAILS),
+            options.flag("static", static),
+            bad,
             rank,
             world,
-            threads if threads is not None else max(1, default_threads(world) // processes),
-            native,
+            whole("threads", threads, 1, options.MOST_THREADS),
+            None if native is None else options.flag("native", native),
             False,
             *_steps,
-            None if cache is None else as_cache(cache),
-            this_node(rank, world),
+            kept,
+            options.this_node(rank, world),
         )
-        self._trace = None if trace is None else Trace(trace, rank, world)
-        self._options = (engine, processes, prefetch, stall_seconds, isolate, self._trace, checked(feedback))
+        isolate, feedback = options.flag("isolate", isolate), checked(feedback)
+        self._trace = None if written is None else Trace(written, rank, world)
+        self._options = (engine, processes, prefetch, stall_seconds, isolate, self._trace, feedback)
         self._accumulate = accumulate
         self._producer = Producer(self._spec)
         self._names = Names(self._producer.parts)
         shares = {self._producer.plan.batches(0).share(one, world) for one in range(world)}
         if uneven := sorted(share for share in shares if share % accumulate):
             raise OptionError(f"{uneven[0]} rows of a rank are not {accumulate} equal micro-batches")
+        if why := self._producer.plan.nothing():
+            warnings.warn(f"the loader has no batches: {why}", stacklevel=2)
         self._pipelines: list[Pipeline] = []
         weakref.finalize(self, stop, self._pipelines)
         if self._trace is not None:
@@ -206,9 +216,7 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch."""
-        (epoch,) = whole(epoch=epoch)
-        if not 0 <= epoch < 1 << 63:
-            raise OptionError(f"epoch {epoch}; epochs count from 0 to 2^63 - 1")
+        epoch = options.whole("epoch", epoch, 0, options.MOST_EPOCHS)
         # Going to the epoch of a state that was just loaded, as loops over epochs do, does not lose its place in it.
         if not self._loaded or epoch != self._epoch:
             self._move(epoch, 0, loaded=False)
@@ -242,8 +250,7 @@ class Loader:
 
         Bytes of every tensor, from index and order alone. That of a whole epoch has its largest batch.
         """
-        if batches < 0:
-            raise OptionError(f"{batches} batches; a forecast has 0 or more")
+        batches = options.whole("batches", batches, 0, MAX_SAMPLES)
         return forecast(self._producer, self._epoch, self._done, batches, self._accumulate)
 
     # -- iteration ----------------------------------------------------------------------------------------------------
@@ -320,14 +327,12 @@ class Loader:
         self._bad += len(events)
         self._events.extend(events)
         for event in events:
-            log.warning("%s/%s, index %d, key %r, field %s: %s: %s", *event_fields(event))
+            log.warning("%s: %s: %s", event.place, event.reason, event.action)
         limits = self._spec.bad
         if events and (self._bad > limits.most or self._bad > limits.rate * max(self._rows, FEWEST_ROWS)):
-            last = events[-1]
-            where = f"{last.path}/{last.shard}, index {last.index}, key {last.key!r}, field {last.field!r}"
             raise BadSamplesError(
                 f"{self._bad} bad samples in {self._rows} rows; the limits are {limits.most} (most_bad) and {limits.rate:g} of the rows "
-                f"(most_bad_rate). The last: {where}: {last.reason}"
+                f"(most_bad_rate). The last: {events[-1].place}: {events[-1].reason}"
             )
 
     def close(self) -> None:
@@ -354,10 +359,7 @@ class Loader:
         Raises:
             StateError: not a state, or one of other data, order, transforms, or batch size (see docs/loader.md).
         """
-        epoch, done = position_of(state, self._spec, self._accumulate, self._build(), allow_batch_change)
-        if done >= len(self._producer.plan.batches(epoch)) * self._accumulate:
-            # After the last batch of an epoch comes the first of the next.
-            epoch, done = epoch + 1, 0
+        epoch, done = position_of(state, self._producer.plan, self._accumulate, self._build(), allow_batch_change)
         self._move(epoch, done, loaded=True)
 
     def _build(self) -> dict[str, str]:
@@ -370,26 +372,22 @@ def this_rank(rank: int | None, world: int | None) -> tuple[int, int]:
     if (rank is None) != (world is None):
         raise OptionError("rank and world_size go together")
     if rank is not None and world is not None:
-        return rank, world
+        world = options.whole("world_size", world, 1, options.MOST_WORLD)
+        return options.whole("rank", rank, 0, world - 1), world
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    world = options.from_environment("WORLD_SIZE", 1, 1)
+    return options.whole("the environment variable RANK", options.from_environment("RANK", 0, 0), 0, world - 1), world
 
 
-def default_threads(world: int) -> int:
-    """Cores of this process, shared with the other ranks of the node."""
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if world > 1 else 1
-    return max(1, len(os.sched_getaffinity(0)) // local)
-
-
-def this_node(rank: int, world: int) -> tuple[int, int]:
-    """The first of the ranks of this node and their number, as torchrun says; this rank alone where nobody does."""
-    try:
-        local, count = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    except (KeyError, ValueError):
-        return rank, 1
-    first = rank - local
-    return (first, count) if local >= 0 and count > local and first >= 0 and first + count <= world else (rank, 1)
+def filters_of(where: Any, count: int) -> list[Where | None]:
+    """The filter of each of ``count`` sources."""
+    if where is None or isinstance(where, np.ndarray) or callable(where):
+        return [where] * count
+    found = options.several("where", where, "filters, one a source, or one filter for all")
+    if len(found) != count:
+        raise OptionError(f"where holds {len(found)} filters for {count} sources; one filter is a bool array or a function")
+    return found
 
 
 def source_spec(dataset: ShardDataset, where: Where | None) -> SourceSpec:
@@ -407,21 +405,3 @@ def source_spec(dataset: ShardDataset, where: Where | None) -> SourceSpec:
 def printable(text: str) -> str:
     """A file name as text, whatever its bytes."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def event_fields(event: Event) -> tuple[Any, ...]:
-    """For the log."""
-    return event.path, event.shard, event.index, event.key, event.field, event.reason, event.action
-
-
-def whole(**given: Any) -> list[int]:
-    """Options that are whole numbers, whatever integer type they have. Raises :class:`OptionError`: one is not."""
-    try:
-        return [operator.index(value) for value in given.values()]
-    except TypeError:
-        name, value = next((name, value) for name, value in given.items() if not hasattr(value, "__index__"))
-        raise OptionError(f"{name} is a whole number, not {value!r}") from None
-
-
-def _dict(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return None if options is None else dict(options)

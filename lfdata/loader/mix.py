@@ -94,7 +94,9 @@ class Mixer:
         work, status = self._producer.plan.rows_of(job.epoch, step, rows), np.empty(len(rows), np.uint8)
         try:
             # At once, whatever stages it has; its time is in the span of mixing.
-            for _ in self._producer.decode(job, work, fillers, arrays, status, Lane(lane.tell, lane.threads, Spans(), job)):
+            for _ in self._producer.decode(
+                job, work, fillers, arrays, status, Lane(lane.tell, lane.threads, Spans(lane.spans.given_up), job)
+            ):
                 pass
         except BadRow as bad:
             raise BadRow((step - job.first) * self._producer.share, bad.error) from None

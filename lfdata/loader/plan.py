@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ from lfdata.order.selection import Selection
 # Third number of the keys of replacements (docs/order.md).
 REPLACE = 8
 STRETCH_ROWS = 4096
+# Kinds of field whose values have a length, and the index column that says it.
+LENGTHS = {"tokens": "tokens", "audio": "frames"} | dict.fromkeys(("image", "array", "text", "bytes", "json"), "bytes")
 
 
 @dataclass(slots=True)
@@ -54,14 +56,6 @@ def selection_of(bitmap: bytes | None, rows: int) -> Selection | None:
     if bitmap is None:
         return None
     return Selection.of(np.unpackbits(np.frombuffer(bitmap, np.uint8), count=rows, bitorder="little").astype(bool))
-
-
-def checked(option: str, kind: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """A part of the order, made of an option's values. Raises :class:`OptionError` for names it does not have."""
-    try:
-        return kind(*arguments, **options)
-    except TypeError as error:
-        raise OptionError(f"{option}: {error}") from error
 
 
 class EveryNth:
@@ -97,32 +91,39 @@ class Plan:
         ]
         self.base: Any = self._orders[0]
         if order.mixture is not None:
-            self.base = checked("mixture", Mixture, self._orders, seed=spec.seed, **order.mixture)
+            self.base = Mixture(self._orders, seed=spec.seed, **order.mixture)
         self.packing: Packing | None = None
         if order.buckets is not None:
             options = dict(order.buckets)
             field = options.pop("field", "")
             lengths = self._lengths("buckets", field)
-            self.base = checked("buckets", Buckets, self.base, lengths, group=spec.batch, seed=spec.seed, **options)
+            self.base = Buckets(self.base, lengths, group=spec.batch, seed=spec.seed, **options)
         if order.packing is not None:
             options = dict(order.packing)
             field = options.pop("field", "")
             digest = "".join(source.fingerprint for source in spec.sources) + spec.identity["order"] + str(spec.seed)
             lengths = self._lengths("packing", field)
-            self.packing = checked("packing", Packing, self.base, lengths, seed=spec.seed, digest=digest, **options)
+            self.packing = Packing(self.base, lengths, seed=spec.seed, digest=digest, **options)
         self._kept: tuple[int, int, int, Work] | None = None
         self._batches: dict[int, EveryNth] = {}
 
     def _lengths(self, option: str, field: str) -> Any:
-        if field not in self.sources[0].schema:
-            raise OptionError(f"{option}: field {field!r}; there are {list(self.sources[0].schema)}")
-        role = {"tokens": "tokens", "audio": "frames"}.get(self.sources[0].schema[field].kind, "bytes")
+        for source in self.sources:
+            kind = source.schema[field].kind if field in source.schema else "absent"
+            kinds = ("tokens",) if option == "packing" else tuple(LENGTHS)
+            fit = [name for name, meta in source.schema.items() if meta.kind in kinds]
+            if field not in fit:
+                raise OptionError(
+                    f"{option}: field is {field!r}, which is {kind} in {source.path}; it is one whose values have a length: "
+                    f"{', '.join(fit) or 'the data set has none'}"
+                )
 
         def lengths(samples: Samples) -> NDArray[np.int64]:
             # Read, not mapped: a file that is truncated meanwhile is an error then, and no signal.
             found = np.zeros(len(samples), np.int64)
             for number, where in grouped(samples.source):
-                found[where] = self.sources[number].sizes(field, samples.index[where])[role]
+                source = self.sources[number]
+                found[where] = source.sizes(field, samples.index[where])[LENGTHS[source.schema[field].kind]]
             return found
 
         return lengths
@@ -139,6 +140,18 @@ class Plan:
         """Samples of an epoch, or packed rows."""
         return int(self.base.n if self.packing is None else self.packing.rows(epoch))
 
+    def nothing(self) -> str:
+        """Why the first epoch has no batch; nothing if it has some."""
+        units, what = self.units(0), "samples" if self.packing is None else "packed rows"
+        if not units:
+            return f"there are no {what} (of {sum(map(len, self.sources))} in the data, as where= and packing= leave them)"
+        if units < self.spec.batch and self.spec.tail == "drop_last":
+            return (
+                f"its {units} {what} are fewer than batch_size={self.spec.batch}, and tail='drop_last' leaves an incomplete batch out. "
+                "Take a smaller batch_size, or tail='pad'"
+            )
+        return ""
+
     def step(self, number: int) -> int:
         """The step of the epoch that is number 0, 1, ... of those made here."""
         return self.spec.first + number * self.spec.every
@@ -147,10 +160,17 @@ class Plan:
         """The global batches of an epoch that are made here."""
         found = self._batches.get(epoch)
         if found is None:
-            every = Batches(self.units(epoch), self.spec.batch, self.spec.tail, self.spec.static)
-            found = EveryNth(every, self.spec.first, self.spec.every)
+            found = self._batches_of(epoch, self.spec.batch)
             self._batches = {epoch: found}
         return found
+
+    def _batches_of(self, epoch: int, size: int) -> EveryNth:
+        every = Batches(self.units(epoch), size, self.spec.tail, self.spec.static)
+        return EveryNth(every, self.spec.first, self.spec.every)
+
+    def end(self, epoch: int, batch: int) -> int:
+        """Samples of an epoch after the last batch, if batches had such a size."""
+        return len(self._batches_of(epoch, batch)) * batch
 
     def work(self, epoch: int, first: int, steps: int) -> Work:
         """This rank's rows of steps ``first`` to ``first + steps - 1``."""

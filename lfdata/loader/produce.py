@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 import lfdata.transforms as T
 from lfdata.dataset import Readings, ShardDataset
-from lfdata.errors import ChangedError, FormatError, OptionError, SampleError
-from lfdata.loader.ahead import Ahead
+from lfdata.errors import ChangedError, FormatError, OptionError, SampleError, StorageError
 from lfdata.loader.fields import make_filler, plain
 from lfdata.loader.filler import Filler, Part
 from lfdata.loader.filling import augment_all, clear, fill_all, identity
@@ -24,7 +23,7 @@ from lfdata.loader.lane import MASKED, OK, POISON, BadRow, Lane
 from lfdata.loader.mix import Mixer
 from lfdata.loader.packed import PackedFiller
 from lfdata.loader.plan import Plan, Work, fingerprint
-from lfdata.loader.rows import EMPTY, Rows, named
+from lfdata.loader.rows import EMPTY, NOT_THE_FILE, Rows, lost, named
 from lfdata.loader.slots import AUGMENTING, DECODING, MIXING, PLANNING, TRYING, Layout, Slots
 from lfdata.loader.slots import INDEX as INDEX_TRIED
 from lfdata.loader.slots import SOURCE as SOURCE_TRIED
@@ -34,7 +33,9 @@ from lfdata.loader.task import Stages, Task
 from lfdata.order.packing import Row
 from lfdata.order.samples import Samples
 from lfdata.schedule.work import Class
-from lfdata.storage.remote import report
+
+if TYPE_CHECKING:
+    from lfdata.loader.ahead import Ahead
 
 INDEX, SOURCE, MASK = "__index__", "__source__", "__mask__"
 MOST_ATTEMPTS = 100
@@ -65,7 +66,13 @@ class Producer:
         self._begun: dict[int, tuple[Work, Mapping[str, Readings]]] = {}
         self.steps = self._steps_a_slot()
         self.layout, self.fillers, self.parts = self._layout(self.steps)
-        self._ahead = Ahead(self.plan, self.sources, spec) if any(source.store for source in self.sources) else None
+        self._ahead = self._look_ahead() if any(source.store for source in self.sources) else None
+
+    def _look_ahead(self) -> Ahead:
+        # Most data are local, and a decoder process that starts is waited for.
+        from lfdata.loader.ahead import Ahead
+
+        return Ahead(self.plan, self.sources, self.spec)
 
     def _layout(self, steps: int) -> tuple[Layout, list[Filler], list[Part]]:
         rows, layout = self.share * steps, Layout()
@@ -101,8 +108,11 @@ class Producer:
     def _extra(self, op: Any, parts: Sequence[Part]) -> dict[str, tuple[Any, tuple[int, ...]]]:
         """Arrays that a batch operation adds: its own, and its partners' values of the fields it names."""
         found = {part.name: part for part in parts}
-        if op.field not in found or any(label not in found for label in op.labels):
-            raise OptionError(f"{type(op).__name__}: the loader gives no field {op.field!r} with labels {op.labels}")
+        for option, name in (("field", op.field), *(("labels", label) for label in op.labels)):
+            if name not in found:
+                raise OptionError(
+                    f"{type(op).__name__}: {option} names {name!r}, which the loader does not give; its fields are {list(self.ops)}"
+                )
         before = [other.field for other in self.batch_ops[: next(n for n, one in enumerate(self.batch_ops) if one is op)]]
         if mixed := [label for label in op.labels if label in before]:
             raise OptionError(
@@ -147,25 +157,23 @@ class Producer:
         """Give up what was begun."""
         self._begun.clear()
 
-    def task(self, job: Job, slots: Slots, threads: int) -> Task:
+    def task(self, job: Job, slots: Slots, threads: int, given_up: Callable[[], bool] | None = None) -> Task:
         """A job, to be done stage by stage."""
-        task = Task(job, slots, threads)
+        task = Task(job, slots, threads, given_up)
         task.stages = self._stages(job, slots, task.lane)
         return task
 
-    def run(self, job: Job, slots: Slots, lane: int, threads: int) -> Done:
+    def run(self, job: Job, slots: Slots, lane: int, threads: int, given_up: Callable[[], bool] | None = None) -> Done:
         """One job, at once."""
         with self._alone if job.alone else nullcontext():
-            return self.task(job, slots, threads).finish(lane)
+            return self.task(job, slots, threads, given_up).finish(lane)
 
     def _stages(self, job: Job, slots: Slots, lane: Lane) -> Stages:
         if self._ahead is None:
             return (yield from self._made(job, slots, lane))
         with self._ahead.making(job.epoch, job.first):
             done = yield from self._made(job, slots, lane)
-        return msgspec.structs.replace(
-            done, storage=report(source.store for source in self.sources if source.store is not None)
-        )
+        return msgspec.structs.replace(done, storage=self._ahead.report())
 
     def _made(self, job: Job, slots: Slots, lane: Lane) -> Stages:
         """One job, failures included: they go to the loader as what they are."""
@@ -223,7 +231,11 @@ class Producer:
         if job.careful:
             self._try_each(job, work.samples, lane)
         rows = Rows(self.sources, work.samples, self.spec.seed, spans=lane.spans)
-        bad = {row: (filler.name, error) for row, error in filler.fill_bins(rows, work.bins, arrays).items()}
+        try:
+            found = filler.fill_bins(rows, work.bins, arrays)
+        except (*NOT_THE_FILE, StorageError) as error:
+            raise lost(error, filler.name, rows) from error
+        bad = {row: (filler.name, error) for row, error in found.items()}
         if bad and self.spec.bad.policy == "stop":
             row = min(bad)
             ends = np.cumsum([len(one.samples) for one in work.bins])

@@ -21,6 +21,7 @@ from lfdata.order.samples import Samples
 EMPTY: Mapping[str, Readings] = {}
 # Not a damaged sample: the file is not what it was.
 NOT_THE_FILE = (TruncatedError, ChangedError)
+GONE = "bring the file back as it was (`shard-builder verify` compares it), and go on from the last state"
 TRIES = 3
 RETRY_SECONDS = 0.2
 
@@ -187,3 +188,22 @@ def named(error: Exception, field: str, rows: Rows, row: int) -> Exception:
         return as_sample_error(error, field, rows, row)
     _, index, key, _ = rows.where(row)
     return type(error)(error.file, error.offset, f"{error.reason} (index {index}, key {key!r}, field {field!r})")
+
+
+def lost(error: Exception, field: str, rows: Rows) -> Exception:
+    """The error of a file that is not what it was, or cannot be read, with the first of the samples that it keeps from being read."""
+    if isinstance(error, RemoteError):
+        return error
+    for row in range(len(rows)):
+        dataset, index = rows.sources[int(rows.samples.source[row])], int(rows.samples.index[row])
+        try:
+            dataset.read_many([index], [field], decode=False)
+        except (*NOT_THE_FILE, StorageError):
+            shard, index, key, _ = rows.where(row)
+            name = f", key {key!r}" if key else ", its key cannot be read either"
+            place = f"{shard}, index {index}{name}, field {field!r}: {GONE}"
+            if isinstance(error, FormatError):
+                return type(error)(error.file, error.offset, f"{error.reason} ({place})")
+            if isinstance(error, StorageError):
+                return type(error)(error.path, error.operation, error.errno, f"{error.reason} ({place})")
+    return error

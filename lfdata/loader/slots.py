@@ -50,7 +50,7 @@ class Place:
 
     @property
     def end(self) -> int:
-        return self.offset + int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
+        return self.offset + int(np.dtype(self.dtype).itemsize) * math.prod(self.shape)
 
     @property
     def row_bytes(self) -> int:

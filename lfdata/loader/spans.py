@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 STAGES = ("plan", "read", "decode", "augment", "mix")
 PLAN, READ, DECODE, AUGMENT, MIX = range(5)
 
 
-class Spans:
-    """The stages of one job, as they come."""
+class GivenUp(Exception):
+    """Nobody waits for a job any more."""
 
-    def __init__(self) -> None:
+
+class Spans:
+    """The stages of one job, as they come. ``given_up``: asked now and then; the job ends when it says so."""
+
+    def __init__(self, given_up: Callable[[], bool] | None = None) -> None:
         self.found: list[tuple[int, float, float, int]] = []
         self.decoding, self.lane = 0.0, 0
+        self.given_up = given_up
+
+    def check(self) -> None:
+        """Raise :class:`GivenUp` if it is so."""
+        if self.given_up is not None and self.given_up():
+            raise GivenUp
 
     def work(self, seconds: float) -> None:
         """Threads decoded so long, all together."""

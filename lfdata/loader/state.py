@@ -9,8 +9,11 @@ from typing import Any
 
 from lfdata.codecs.pil_versions import pil_report
 from lfdata.codecs.pixels import native_report
-from lfdata.errors import StateError
+from lfdata.errors import OptionError, StateError
+from lfdata.loader.options import MOST_EPOCHS, MOST_WORLD, whole
+from lfdata.loader.plan import Plan
 from lfdata.loader.spec import Spec, differences
+from lfdata.order.permutation import MAX_SAMPLES
 
 STATE_VERSION = 1
 MOST_NAMED = 8
@@ -32,33 +35,43 @@ def state_of(spec: Spec, accumulate: int, epoch: int, done: int, built: Mapping[
 
 
 def position_of(
-    state: Mapping[str, Any], spec: Spec, accumulate: int, built: Mapping[str, str], allow_batch_change: bool
+    state: Mapping[str, Any], plan: Plan, accumulate: int, built: Mapping[str, str], allow_batch_change: bool
 ) -> tuple[int, int]:
-    """Epoch and micro-batches done in it, by a state of a loader with such a spec.
+    """Epoch and micro-batches done in it, by a state of a loader with such a plan.
 
     Raises:
         StateError: not a state, or one of other data, order, transforms, or batch size (see docs/loader.md).
     """
+    spec = plan.spec
+    if not isinstance(state, Mapping):
+        raise StateError(f"not a state of a Loader (a mapping that state_dict() gave): {state!r:.200}")
     if state.get("version") != STATE_VERSION:
         raise StateError(f"state version {state.get('version')!r}; this loader reads version {STATE_VERSION}")
     try:
-        epoch, samples, batch, world, micro = (
-            int(state[name]) for name in ("epoch", "samples", "batch_size", "world_size", "accumulate")
-        )
+        epoch, samples = whole("epoch", state["epoch"], 0, MOST_EPOCHS), whole("samples", state["samples"], 0, MAX_SAMPLES)
+        batch, micro = (whole(name, state[name], 1, MAX_SAMPLES) for name in ("batch_size", "accumulate"))
+        world = whole("world_size", state["world_size"], 1, MOST_WORLD)
         theirs, saved = dict(state["identity"]), dict(state["build"])
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"not a state of a Loader: {error!r}") from error
-    if min(epoch, samples) < 0 or min(batch, world, micro) < 1:
-        raise StateError(f"not a state of a Loader: epoch {epoch}, {samples} samples, batches of {batch}")
     if differing := differences(theirs, spec.identity):
         raise StateError(f"the state belongs to another loader: it differs in {', '.join(differing[:MOST_NAMED])}")
-    if batch != spec.batch:
-        if not allow_batch_change:
-            raise StateError(
-                f"the state's batch size is {batch}, this loader's {spec.batch}; allow_batch_change=True goes on from the same sample"
-            )
-        if spec.order.packing is not None or spec.order.buckets is not None:
-            raise StateError("the batch size of packed or bucketed data cannot change within an epoch")
+    if batch != spec.batch and not allow_batch_change:
+        raise StateError(
+            f"the state's batch size is {batch}, this loader's {spec.batch}; allow_batch_change=True goes on from the same sample"
+        )
+    if batch != spec.batch and (spec.order.packing is not None or spec.order.buckets is not None):
+        raise StateError(f"the batch size of packed or bucketed data cannot change: {batch} in the state, {spec.batch} here")
+    warn_of_build(saved, built)
+    try:
+        end = plan.end(epoch, batch)
+    except OptionError as error:
+        raise StateError(f"not a state of this Loader: {error}") from error
+    if samples > end:
+        raise StateError(f"{samples} samples of epoch {epoch} are consumed in the state; in batches of {batch} it has {end}")
+    if samples == end:
+        # After the last batch of an epoch comes the first of the next, whatever its size.
+        return min(epoch + 1, MOST_EPOCHS), 0
     now, then = (spec.world, accumulate, spec.batch), (world, micro, batch)
     if samples % batch and now != then and max(world, spec.world) > 1:
         raise StateError(
@@ -71,13 +84,17 @@ def position_of(
             f"{samples} samples of the epoch are consumed: no whole number of batches of {spec.batch} "
             f"in {accumulate} micro-batches"
         )
+    return epoch, done
+
+
+def warn_of_build(saved: Mapping[str, Any], built: Mapping[str, str]) -> None:
+    """Other decoders than when a state was saved."""
     changed = [f"{name}: {saved.get(name)} then, {value} now" for name, value in built.items() if saved.get(name) != value]
     if changed:
         warnings.warn(
             f"the decoders have changed since the state was saved, pixels may differ slightly: {'; '.join(changed)}",
-            stacklevel=3,
+            stacklevel=4,
         )
-    return epoch, done
 
 
 @cache

@@ -9,7 +9,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from lfdata.errors import OptionError, StateError
-from lfdata.loader.loader import Loader, default_threads, this_rank
+from lfdata.loader.loader import Loader, this_rank
+from lfdata.loader.options import MOST_EPOCHS, default_threads, whole
 
 Batch = dict[str, torch.Tensor]
 
@@ -50,9 +51,7 @@ class LoaderDataset(IterableDataset[Batch]):
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next iteration gives."""
-        if epoch < 0:
-            raise OptionError(f"epoch {epoch}; epochs count from 0")
-        self._epoch.fill_(epoch)
+        self._epoch.fill_(whole("epoch", epoch, 0, MOST_EPOCHS))
 
     def __len__(self) -> int:
         """Batches of the epoch, of all workers."""
@@ -109,6 +108,8 @@ class Steps(Iterator[Batch]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of the same worker of as many. Raises :class:`StateError`."""
+        if not isinstance(state, Mapping) or not isinstance(state.get("loader"), Mapping):
+            raise StateError(f"not a state of a LoaderDataset: {state!r:.200}")
         theirs = state.get("worker"), state.get("workers")
         if theirs != (self._worker, self._workers):
             raise StateError(

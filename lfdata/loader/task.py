@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import msgspec
 
@@ -26,11 +26,12 @@ class Task:
         job: what is asked.
         slots: where it goes.
         threads: that native parts may use.
+        given_up: see :class:`lfdata.loader.spans.Spans`.
     """
 
-    def __init__(self, job: Job, slots: Slots, threads: int) -> None:
+    def __init__(self, job: Job, slots: Slots, threads: int, given_up: Callable[[], bool] | None = None) -> None:
         self.job, self._slots = job, slots
-        self.lane = Lane(slots.lanes[0], threads, Spans(), job)
+        self.lane = Lane(slots.lanes[0], threads, Spans(given_up), job)
         self.stages: Stages | None = None
         self._seconds = 0.0
 

@@ -136,9 +136,7 @@ class Mixture:
         if n is not None and (n < 1 or (n > most and exhaustion != "repeat")):
             raise OptionError(f"n = {n}; with {exhaustion!r} an epoch has up to {most} positions; 'repeat' allows more")
         if (most if n is None else n) > MAX_SAMPLES:
-            raise OptionError(
-                f"an epoch of {most if n is None else n} positions; up to 2^48: give n, or the rarest source more weight"
-            )
+            raise OptionError("an epoch of more than 2^48 positions: give n, or the rarest source more weight")
         self.n = most if n is None else n
         self._starts = np.array([segment.start for segment in self._segments if segment.start <= MAX_SAMPLES], np.int64)
 

@@ -14,6 +14,7 @@ from lfdata.order.samples import Samples
 from lfdata.order.selection import Selection
 
 MODES = ("sequential", "full", "block")
+TAILS = ("drop_last", "pad")
 
 
 class Order:
@@ -62,19 +63,22 @@ class Order:
         return Samples(zeros, np.full(len(index), epoch, np.int64), index, zeros)
 
     def _blocks(self, epoch: int, positions: Indices) -> Indices:
-        size, full = self.block, self.block * self.window
+        # Larger ones are no different, and need not fit into 64 bits.
+        size = min(self.block, max(1, self.n))
         count = max(1, -(-self.n // size))
+        many = min(self.window, count)
+        full = size * many
         order = Permutation(count, make_key(self.seed, epoch, 1))
         short = count * size - self.n  # what the last block lacks
         at = int(order.inverse(count - 1))  # its place among the blocks
-        at_window = at // self.window
+        at_window = at // many
         # Windows up to the one with the short block begin at multiples of `full`, those after it `short` earlier.
         window = np.where(positions < (at_window + 1) * full - short, positions // full, (positions + short) // full)
         result = np.empty(len(positions), np.int64)
         for number in np.unique(window).tolist():
             mine = window == number
             start = number * full - (short if number > at_window else 0)
-            first, stop = number * self.window, min((number + 1) * self.window, count)
+            first, stop = number * many, min((number + 1) * many, count)
             length = (stop - first) * size - (short if number == at_window else 0)
             place = Permutation(length, make_key(self.seed, epoch, 2, number))(positions[mine] - start)
             # The short block in the middle of a window: what comes after it lies `short` earlier.
@@ -102,7 +106,7 @@ class Batches:
     static: bool = True
 
     def __post_init__(self) -> None:
-        if self.size < 1 or self.tail not in ("drop_last", "pad"):
+        if self.size < 1 or self.tail not in TAILS:
             raise OptionError(f"a global batch of {self.size} with tail {self.tail!r}; it has at least 1, and drop_last or pad")
 
     def __len__(self) -> int:

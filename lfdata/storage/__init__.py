@@ -1,10 +1,11 @@
 """Data sets by URL: objects read range by range through a bounded cache on the local disk (docs/remote.md).
 
-May import ``lfdata.format`` and ``lfdata.errors``; knows nothing of samples, orders or loaders. fsspec is imported when a URL is first opened.
+May import ``lfdata.format`` and ``lfdata.errors``; knows nothing of samples, orders or loaders. What reads remote files is imported when
+a data set by URL is opened, fsspec too.
 """
 
+from lfdata.storage.opening import open_store
 from lfdata.storage.options import Cache
-from lfdata.storage.remote import RemoteFile, RemoteStore, open_store
 from lfdata.storage.urls import is_url
 
-__all__ = ["Cache", "RemoteFile", "RemoteStore", "is_url", "open_store"]
+__all__ = ["Cache", "is_url", "open_store"]

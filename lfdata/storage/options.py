@@ -68,4 +68,6 @@ def as_cache(given: Cache | str | os.PathLike[str] | None) -> Cache:
     """Options as given: whole, or the directory alone."""
     if isinstance(given, Cache):
         return given
+    if given is not None and not isinstance(given, str | os.PathLike):
+        raise OptionError(f"cache is {given!r}; it is a Cache or a directory")
     return Cache() if given is None else Cache(directory=os.fspath(given))

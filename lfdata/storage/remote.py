@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 import time
 import weakref
@@ -11,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from typing import Any
 
-from lfdata.errors import ChangedError, StorageError, TruncatedError
+from lfdata.errors import ChangedError, TruncatedError
 from lfdata.format.forking import watch
 from lfdata.storage import urls
 from lfdata.storage.blockfile import Block, Piece
 from lfdata.storage.blocks import UNKNOWN, BlockCache, Claim, Ranking, Refusal
 from lfdata.storage.client import Client, Counters
-from lfdata.storage.options import Cache, as_cache
+from lfdata.storage.options import Cache
 from lfdata.storage.workers import Workers
 
 Got = dict[int, memoryview]
@@ -296,21 +295,6 @@ class RemoteFile:
         for number in self.blocks_of(offset, length):
             self.store.counters.add("damaged")
             self.store.cache.remove(self.block(number))
-
-
-def open_store(location: str | os.PathLike[str], cache: Cache | str | os.PathLike[str] | None) -> RemoteStore | None:
-    """The store of a data set by URL, or by path with a cache; ``None`` for one that is read in place."""
-    local: str | os.PathLike[str] | None = location
-    if urls.is_url(location):
-        local = urls.local_path(urls.checked(str(location)))
-        if local is None:
-            return RemoteStore(str(location), as_cache(cache))
-    if cache is None or local is None:
-        return None
-    path = os.path.abspath(os.fspath(local))
-    if not os.path.isdir(path):
-        raise StorageError(path, "open", None, "no such directory")
-    return RemoteStore(f"file://{path}", as_cache(cache))
 
 
 def report(stores: Iterable[Any]) -> dict[str, int]:

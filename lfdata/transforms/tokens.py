@@ -47,7 +47,7 @@ class Tokens(Transform, frozen=True):
             raise OptionError(f"Tokens takes a row of integers, not {before.dtype} of shape {before.shape}")
         limits = np.iinfo(before.dtype)
         if not limits.min <= self.pad <= limits.max:
-            raise OptionError(f"Tokens: pad {self.pad} does not fit into the field's {before.dtype}")
+            raise OptionError(f"Tokens: pad is {self.pad}; the field's {before.dtype} holds {limits.min} to {limits.max}")
         return Declared((self.length,), before.dtype)
 
     def place(self, lengths: Any, uniform: Uniform, place: int = 0) -> tuple[Ints, Ints]:

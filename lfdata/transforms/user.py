@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -14,6 +18,12 @@ from numpy.typing import NDArray
 from lfdata.errors import OptionError, SampleError
 from lfdata.transforms.base import Declared, Transform, put, put_choice, refuse
 
+DTYPES = (
+    *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+# numpy 1 has arrays of up to 32 dimensions, and a batch has some more than a row.
+MOST_DIMENSIONS, LONGEST = 28, 1 << 40
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -41,16 +51,17 @@ class Map(Transform, frozen=True):
     def __post_init__(self) -> None:
         put(self, "function", _reference(self, self.function))
         shape = self.shape if isinstance(self.shape, tuple | list) else (self.shape,)
-        if not all(type(length) is int and length >= 0 for length in shape):
-            raise refuse(self, "shape", self.shape, "a tuple of lengths, known ahead")
+        if len(shape) > MOST_DIMENSIONS or not all(type(length) is int and 0 <= length <= LONGEST for length in shape):
+            wanted = f"a tuple of up to {MOST_DIMENSIONS} lengths, 0 to {LONGEST}, known ahead"
+            raise refuse(self, "shape", self.shape, wanted)
         put(self, "shape", tuple(shape))
         try:
-            dtype = np.dtype(self.dtype)
-        except TypeError:
-            raise refuse(self, "dtype", self.dtype, "a dtype of numbers") from None
-        if dtype.kind not in "biufc":
-            raise refuse(self, "dtype", self.dtype, "a dtype of numbers")
-        put(self, "dtype", dtype.name)
+            dtype = "" if self.dtype is None else np.dtype(self.dtype).name
+        except (TypeError, ValueError, SyntaxError):
+            dtype = ""
+        if dtype not in DTYPES:
+            raise refuse(self, "dtype", self.dtype, f"a dtype that torch has too: {', '.join(DTYPES)}")
+        put(self, "dtype", dtype)
         put_choice(self, "random", (True, False))
 
     @property
@@ -80,7 +91,10 @@ class Map(Transform, frozen=True):
         function = self.resolve()
         try:
             found = np.asarray(function(value, generator(u)) if self.random else function(value))
-        except Exception as error:
+        except BaseException as error:
+            # Whatever it raises is the sample's failure, sys.exit() too; only Ctrl-C is meant for somebody else.
+            if isinstance(error, KeyboardInterrupt) and ctrl_c():
+                raise
             raise SampleError("user", f"{self.function} raised {type(error).__name__}: {error}") from error
         if found.shape != self.shape or found.dtype != self.dtype:
             reason = (
@@ -88,6 +102,39 @@ class Map(Transform, frozen=True):
             )
             raise SampleError("user-result", reason)
         return found
+
+
+# Whether Ctrl-C came while functions of the user's were called in the main thread; ``None``: nobody looks.
+_came: bool | None = None
+
+
+@contextmanager
+def watching_for_ctrl_c() -> Iterator[None]:
+    """Around calls of functions: tells Ctrl-C from a KeyboardInterrupt that one of them raises by itself."""
+    global _came
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler) or _came is not None:
+        yield
+        return
+
+    def noted(number: int, frame: FrameType | None) -> Any:
+        global _came
+        _came = True
+        return handler(number, frame)
+
+    try:
+        _came = False
+        signal.signal(signal.SIGINT, noted)
+        yield
+    finally:
+        _came = None
+        if signal.getsignal(signal.SIGINT) is noted:
+            signal.signal(signal.SIGINT, handler)
+
+
+def ctrl_c() -> bool:
+    """Whether a KeyboardInterrupt in this thread may be the user's: signals reach the main thread only."""
+    return threading.current_thread() is threading.main_thread() and _came is not False
 
 
 def generator(u: NDArray[np.float64]) -> np.random.Generator:
@@ -130,8 +177,8 @@ def _import(reference: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise OptionError(f"Map: {reference} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise OptionError(f"Map: {reference} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise OptionError(f"Map: {reference} is not a function")
     return found  # type: ignore[no-any-return]

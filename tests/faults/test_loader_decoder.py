@@ -19,7 +19,7 @@ import lfdata.loader.decoder as decoder_module
 import lfdata.loader.engine as engines
 import lfdata.loader.serve as serve
 from lfdata import Loader
-from lfdata.errors import DecoderError, FormatError
+from lfdata.errors import DecoderError, FormatError, SampleError
 
 SOON = 5.0
 
@@ -107,12 +107,12 @@ def test_a_function_that_ends_its_process(dataset: Path, place: Path, monkeypatc
         del one, batch
 
 
-@pytest.mark.parametrize("engine", ["process", "thread"])
+@pytest.mark.parametrize("engine", ["process", "thread", "inline"])
 def test_a_function_that_calls_exit(dataset: Path, place: Path, monkeypatch: Any, engine: str) -> None:
     gate(place, monkeypatch).write_text("exit 20")
     with nothing_left():
         one = loader(dataset, engine=engine)
-        with pytest.raises(DecoderError, match=r"SystemExit\(3\)"):
+        with pytest.raises(SampleError, match=r"key 'sample/00000020': field 'about': .* raised SystemExit: 3"):
             whole(one)
         del one
 

@@ -63,6 +63,32 @@ def test_truncated_while_it_iterates(place: Path, engine: str, left: float) -> N
     survives(body)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("field", ["about", "blob", "ids"])
+def test_what_is_cut_or_gone_names_the_first_sample_that_it_costs(place: Path, engine: str, field: str) -> None:
+    for number, harm in enumerate((lambda file: os.truncate(file, 200), lambda file: (file.unlink(), file.mkdir()))):
+        target = dataset(place, 500, str(number))
+
+        def body(target: Path = target, harm: Callable[[Path], object] = harm) -> None:
+            # Opened anew at the first read.
+            one = Loader(target, 5, [field], engine=engine, shuffle="sequential", isolate=True)
+            file = shards(target)[-1]
+            harm(file)
+            seen: list[int] = []
+            try:
+                for batch in one:
+                    seen += batch["__index__"].tolist()
+            except (FormatError, StorageError) as error:
+                first = next(row for row in range(500) if one.sources[0].shard_name(row) == file.name)
+                for word in (str(file), f"{file.name}, index {first}, ", f"field '{field}'", "bring the file back as it was"):
+                    assert word in str(error), error
+                assert seen == list(range(len(seen))) and len(seen) <= first, seen
+            else:
+                raise AssertionError("nobody noticed")
+
+        survives(body)
+
+
 @pytest.mark.parametrize("engine", ["process", "inline"])
 def test_the_index_truncated_while_lengths_are_read_from_it(place: Path, engine: str) -> None:
     """Packing reads lengths all along; where they lie in a mapping, a file that is cut must not end the process."""

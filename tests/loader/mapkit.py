@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
+import sys
 import time
 from typing import Any
 
@@ -24,6 +26,33 @@ def refuses_sevens(value: Any) -> np.ndarray:
     """For Map: fails for every seventh."""
     if int(value) % 7 == 3:
         raise ValueError("a seventh")
+    return np.array([int(value)], np.int64)
+
+
+def exits_on_five(value: Any) -> np.ndarray:
+    """For Map: ends the program, or would."""
+    if int(value) == 5:
+        sys.exit(3)
+    return np.array([int(value)], np.int64)
+
+
+def interrupts_on_five(value: Any) -> np.ndarray:
+    """For Map: raises what Ctrl-C raises."""
+    if int(value) == 5:
+        raise KeyboardInterrupt("not from the keyboard")
+    return np.array([int(value)], np.int64)
+
+
+def exits_on_pictures(pixels: np.ndarray) -> np.ndarray:
+    """For Map: takes no picture."""
+    sys.exit(str(pixels.shape))
+
+
+def is_interrupted_on_five(value: Any) -> np.ndarray:
+    """For Map: Ctrl-C comes meanwhile."""
+    if int(value) == 5:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
     return np.array([int(value)], np.int64)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from batchkit import BAD_HOW, digest, digests, epoch_of, indices, same, write_nu
 
 import lfdata.transforms as T
 from lfdata import Loader, ShardDataset
-from lfdata.errors import BadSamplesError, CorruptError, FormatError, SampleError, StorageError
+from lfdata.errors import BadSamplesError, CorruptError, FormatError, OptionError, SampleError, StorageError
 
 FIELDS: dict[str, Any] = {"image": [T.RandomResizedCrop(16)], "label": None}
 BAD = set(range(3, 48, 7))
@@ -222,7 +223,8 @@ def test_a_file_that_cannot_be_read_stops_whatever_the_policy(tmp_path: Path, mo
     monkeypatch.setattr(ShardDataset, "read_many", fails)
     with pytest.raises(StorageError, match="Input/output error"):
         list(loader)
-    assert len(tried) == 3
+    # The fourth is for the name of the sample.
+    assert len(tried) == 4
 
 
 def test_a_read_that_fails_once_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,3 +249,48 @@ def test_a_read_that_fails_once_is_tried_again(tmp_path: Path, monkeypatch: pyte
     for name in ("read_many", "read_audio", "sizes"):
         monkeypatch.setattr(ShardDataset, name, flaky(name))
     assert digests(loader) == expected and failed.keys() == {"read_many", "read_audio", "sizes"}
+
+
+@pytest.mark.parametrize("options", ENGINES, ids=lambda options: options["engine"])
+@pytest.mark.parametrize(
+    ("function", "raised"), [("exits_on_five", "SystemExit: 3"), ("interrupts_on_five", "KeyboardInterrupt")]
+)
+def test_a_function_that_would_end_the_program_fails_for_its_sample(
+    tmp_path: Path, options: dict[str, Any], function: str, raised: str
+) -> None:
+    path = write_numbers(tmp_path / "d", 12)
+    fields = {"label": [T.Map(f"mapkit:{function}", (1,), "int64")]}
+    loader = Loader(path, 2, fields, shuffle="sequential", **options)
+    seen: list[int] = []
+    with pytest.raises(SampleError, match=f"index 5: key '0-5': field 'label': mapkit:{function} raised {raised}"):
+        for batch in loader:
+            seen += batch["__index__"].tolist()
+    assert seen == [0, 1, 2, 3]
+    loader = Loader(path, 2, fields, shuffle="sequential", bad_samples="mask", **options, **BAD_HOW)
+    assert sum(int(batch["__mask__"].sum()) for batch in loader) == 11
+    (event,) = loader.stats()["events"]
+    assert (event.index, event.key, event.field) == (5, b"0-5", "label") and raised in event.reason
+    loader.close()
+
+
+def test_a_function_of_pictures_that_would_end_the_program(pictures: Path) -> None:
+    fields = {"image": [T.CenterCrop(8), T.Map("mapkit:exits_on_pictures", (8, 8, 3), "uint8")]}
+    with pytest.raises(SampleError, match=r"index .*: key 'p.*': field 'image': .* raised SystemExit: \(8, 8, 3\)"):
+        list(Loader(pictures, 8, fields, engine="inline"))
+
+
+def test_ctrl_c_during_a_function_still_interrupts(tmp_path: Path) -> None:
+    path = write_numbers(tmp_path / "d", 12)
+    fields = {"label": [T.Map("mapkit:is_interrupted_on_five", (1,), "int64")]}
+    loader = Loader(path, 2, fields, shuffle="sequential", engine="inline", bad_samples="mask", **BAD_HOW)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        list(loader)
+    assert signal.getsignal(signal.SIGINT) is handler and not loader.stats()["events"]
+
+
+def test_a_module_that_ends_the_program_when_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: Path) -> None:
+    (tmp_path / "exitkit.py").write_text("raise SystemExit(3)")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(OptionError, match="exitkit:f cannot be imported: SystemExit: 3"):
+        Loader(numbers, 8, {"label": [T.Map("exitkit:f", (1,), "int64")]})

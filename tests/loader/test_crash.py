@@ -17,7 +17,7 @@ CRASHING = {"label": [T.Map("mapkit:crashes_on_five", (1,), "int64")], "ids": No
 HOW: dict[str, Any] = {"engine": "process", "shuffle": "sequential", "stall_seconds": 30}
 
 
-def test_the_sample_is_masked_and_named(numbers: Path) -> None:
+def test_the_sample_is_masked_and_named(numbers: Path, caplog: pytest.LogCaptureFixture) -> None:
     loader = Loader(numbers, 8, CRASHING, bad_samples="mask", tail="pad", most_bad_rate=1.0, **HOW)
     plain = Loader(numbers, 8, ["label", "ids"], shuffle="sequential", tail="pad", engine="inline")
     bad = []
@@ -28,6 +28,9 @@ def test_the_sample_is_masked_and_named(numbers: Path) -> None:
     assert len(bad) == 1
     (event,) = {event.index: event for event in loader.stats()["events"]}.values()
     assert event.index == bad[0] and "crashed" in event.reason and event.action == "masked" and event.shard and event.key
+    # Nobody knows which field it was.
+    (line,) = {record.getMessage() for record in caplog.records if "index 5," in record.getMessage()}
+    assert line.endswith("index 5, key b'0-5': a decoder process crashed over this sample: masked")
     # The second epoch knows it already.
     decoder = loader._pipelines[0]._engine
     crashes = decoder._crashes  # type: ignore[attr-defined]

@@ -13,8 +13,10 @@ import pytest
 
 import lfdata.transforms as T
 from lfdata import Loader
+from lfdata.codecs.pixels import CropDecoder
 from lfdata.loader.early import EarlyLane
 from lfdata.loader.jobs import Done, Job
+from lfdata.loader.pipeline import start
 
 
 def _job(number: int) -> Job:
@@ -83,7 +85,7 @@ def test_batches_are_made_ahead_while_the_decoder_starts(pictures: Path) -> None
     if early:
         assert max(loader.stats()["ready"]) >= 1, "nothing was made while the consumer was busy"
     found += [batchkit.digest(batch) for batch in batches]
-    deadline = time.monotonic() + 60
+    batch, deadline = None, time.monotonic() + 60
     while engine._lane is not None and time.monotonic() < deadline:
         for batch in loader:
             if len(found) < len(plain):
@@ -107,3 +109,30 @@ def test_closing_at_once_leaves_no_thread_and_no_descriptor(pictures: Path, batc
         loader.close()
         del iterator, loader
     assert threading.active_count() == threads and _descriptors() <= descriptors
+
+
+def test_closing_gives_up_the_job_in_work(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, descriptors = threading.active_count(), _descriptors()
+    begun, closing, counts = threading.Event(), threading.Event(), []
+    real, retire = CropDecoder.crop_resize, EarlyLane.retire
+
+    def slow(self: CropDecoder, payloads: Any, *args: Any, **options: Any) -> Any:
+        counts.append(len(payloads))
+        begun.set()
+        assert closing.wait(10)
+        return real(self, payloads, *args, **options)
+
+    def retired(self: EarlyLane) -> list[Job]:
+        closing.set()
+        return retire(self)
+
+    monkeypatch.setattr(CropDecoder, "crop_resize", slow)
+    monkeypatch.setattr(EarlyLane, "retire", retired)
+    loader = Loader(pictures, 48, {"image": [T.CenterCrop(8)]}, engine="process", threads=1)
+    pipeline = start(loader._producer, *loader._options)
+    pipeline._submit(0, 0)
+    assert begun.wait(10)
+    pipeline.close()
+    assert counts == [8] and threading.active_count() == threads
+    del pipeline, loader
+    assert _descriptors() <= descriptors

@@ -12,7 +12,6 @@ import pytest
 
 import lfdata.transforms as T
 from lfdata import Loader
-from lfdata.errors import OptionError
 
 
 def _made(loader: Loader, count: int) -> list[dict[str, int]]:
@@ -69,8 +68,6 @@ def test_from_the_middle_and_after_a_state(tmp_path: Path) -> None:
     other.load_state_dict(loader.state_dict())
     assert _told(other.forecast(4)) == whole[3:7] == _made(other, 4)
     assert len(loader.forecast(0)) == 0 and loader.forecast(0).total.tolist() == []
-    with pytest.raises(OptionError, match="0 or more"):
-        loader.forecast(-1)
 
 
 def test_packed_rows(tmp_path: Path) -> None:

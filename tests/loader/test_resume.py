@@ -282,6 +282,22 @@ def test_the_batch_size_changes_by_allowance(numbers: Path) -> None:
         assert found == plain[24 : 24 + len(found)] and len(found) > 70
 
 
+@pytest.mark.parametrize("tail", ["drop_last", "pad"])
+@pytest.mark.parametrize("size", [4, 10, 16, 103])
+def test_at_the_end_of_an_epoch_any_batch_size_goes_on_with_the_next(numbers: Path, size: int, tail: str) -> None:
+    loader = Loader(numbers, 8, ["label"], engine="inline", tail=tail)
+    state: dict[str, Any] = {}
+    for _ in loader:
+        state = loader.state_dict()
+    assert (state["epoch"], state["samples"]) == (0, 96 if tail == "drop_last" else 104)
+    other, fresh = (Loader(numbers, size, ["label"], engine="inline", tail=tail) for _ in range(2))
+    with pytest.raises(StateError, match="batch size is 8"):
+        other.load_state_dict(state)
+    other.load_state_dict(state, allow_batch_change=True)
+    fresh.set_epoch(1)
+    assert digests(other) == digests(fresh)
+
+
 @pytest.mark.parametrize("options", [PACKED, {"buckets": {"field": "ids", "window": 48}}], ids=["packing", "buckets"])
 def test_the_batch_size_of_what_depends_on_it_does_not(numbers: Path, options: dict[str, Any]) -> None:
     state = Loader(numbers, 8, ["ids"], engine="inline", **options).state_dict()

@@ -132,8 +132,6 @@ def test_a_workers_state_is_json_and_its_own(pictures: Path) -> None:
 def test_options_that_are_the_dataloaders_are_refused(pictures: Path) -> None:
     with pytest.raises(OptionError, match="engine, prefetch"):
         LoaderDataset(pictures, 8, FIELDS, engine="process", prefetch=3)
-    with pytest.raises(OptionError, match="epochs count from 0"):
-        LoaderDataset(pictures, 8, FIELDS).set_epoch(-1)
     one = [digest(batch) for batch in stateful(LoaderDataset(pictures, 8, FIELDS, accumulate=2), 1)]
     assert one == digests(Loader(pictures, 8, FIELDS, accumulate=2, engine="inline"))
     with pytest.raises(Exception, match="accumulate with several workers"):

@@ -18,7 +18,6 @@ import pytest
 
 import lfdata.transforms as T
 from lfdata import Loader
-from lfdata.errors import StorageError
 from lfdata.loader.spans import STAGES
 from lfdata.loader.statistics import Histogram
 
@@ -138,8 +137,6 @@ for number, batch in enumerate(loader):
     assert any(event["name"] == "decode" for event in _events(tmp_path / "t.json"))
 
 
-def test_ranks_write_their_own_and_a_path_that_cannot_be_is_an_error(pictures: Path, tmp_path: Path) -> None:
+def test_ranks_write_their_own(pictures: Path, tmp_path: Path) -> None:
     Loader(pictures, 8, FIELDS, rank=1, world_size=2, trace=tmp_path / "trace.json").close()
     assert [path.name for path in tmp_path.iterdir()] == ["trace-1.json"]
-    with pytest.raises(StorageError, match="open failed"):
-        Loader(pictures, 8, FIELDS, trace=tmp_path / "none" / "trace.json")

@@ -67,7 +67,7 @@ def test_tokens() -> None:
     starts, counts = T.Tokens(5, truncate="random").place(np.full(n, 9), uniform(n))
     assert np.bincount(starts).min() > n / 5 * 0.9 and starts.max() == 4 and (counts == 5).all()
     assert T.declared([T.Tokens(5, pad=65535)], "tokens", T.Declared((None,), "uint16")) == T.Declared((5,), "uint16")
-    with pytest.raises(OptionError, match="pad 65536 does not fit into the field's uint16"):
+    with pytest.raises(OptionError, match="pad is 65536; the field's uint16 holds 0 to 65535"):
         T.declared([T.Tokens(5, pad=65536)], "tokens", T.Declared((None,), "uint16"))
 
 
