@@ -127,7 +127,7 @@ class PlainLoop:
             self.optimizer.zero_grad()
             with torch.autocast(self.device.type, torch.bfloat16):
                 mean, _ = self.loss(self.model, moved)
-            mean.backward()  # type: ignore[no-untyped-call]
+            mean.backward()
             torch.nn.utils.clip_grad_norm_(self._trained, 1.0)
             self.optimizer.step()
             self.losses.append(mean.detach())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,7 +15,8 @@ from lfdata.device.ring import Ring
 from lfdata.device.transfer import ABOUT_ROWS, Batch, Transfer
 from lfdata.errors import OptionError
 from lfdata.loader.forecast import Forecast
-from lfdata.loader.loader import Loader, whole
+from lfdata.loader.loader import Loader
+from lfdata.loader.options import MOST_AHEAD, whole
 from lfdata.loader.taker import Taker
 
 
@@ -48,11 +50,9 @@ class DeviceLoader:
         ops: Mapping[str, Op] | None = None,
         _backend: Backend | None = None,
     ) -> None:
-        ahead, hold = whole(ahead=ahead, hold=hold)
+        ahead, hold = whole("ahead", ahead, 0, MOST_AHEAD), whole("hold", hold, 1, MOST_AHEAD)
         if max_bytes is not None:
-            (max_bytes,) = whole(max_bytes=max_bytes)
-        if ahead < 0 or hold < 1 or (max_bytes is not None and max_bytes < 1):
-            raise OptionError(f"ahead ({ahead}) is at least 0, hold ({hold}) and max_bytes ({max_bytes}) at least 1")
+            max_bytes = whole("max_bytes", max_bytes, 1, sys.maxsize)
         backend = _backend or backend_of(device)
         self.loader, self.device = loader, torch.device("cpu") if backend is None else backend.device
         self._taker, self._ops, self._ahead = Taker(loader), dict(ops or {}), ahead
