@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from lfdata.dataset import ShardDataset
 from lfdata.errors import OptionError
 from lfdata.loader.spec import Spec
-from lfdata.order.mixture import Mixture
 from lfdata.order.order import Batches, Order
 from lfdata.order.packing import Buckets, Packing, Row
 from lfdata.order.permutation import make_key, mix
@@ -91,6 +90,9 @@ class Plan:
         ]
         self.base: Any = self._orders[0]
         if order.mixture is not None:
+            # Most loaders have one source, and a decoder process that starts is waited for.
+            from lfdata.order.mixture import Mixture
+
             self.base = Mixture(self._orders, seed=spec.seed, **order.mixture)
         self.packing: Packing | None = None
         if order.buckets is not None:

@@ -6,7 +6,6 @@ import ctypes
 import math
 import mmap
 import os
-import tempfile
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -133,6 +132,9 @@ def anonymous(name: str, size: int) -> IO[bytes]:
 
 def _in_shared_memory(size: int) -> IO[bytes]:
     """An unlinked file, reserved whole: what /dev/shm lacks is told now, not by a SIGBUS."""
+    # Old kernels alone come here; a decoder process that starts is waited for.
+    import tempfile
+
     file = tempfile.TemporaryFile(dir=SHARED_MEMORY, buffering=0)  # noqa: SIM115 - the caller closes it
     try:
         os.posix_fallocate(file.fileno(), 0, size)

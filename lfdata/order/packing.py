@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -246,6 +245,8 @@ class Packing:
         """Keeps them. A folder that cannot be written is no error: they are counted again next time."""
         if self._cache is None:
             return
+        import tempfile
+
         name, text = self._name(epoch)
         body = counts.astype("<i8").tobytes()
         try:
