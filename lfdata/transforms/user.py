@@ -113,8 +113,16 @@ def watching_for_ctrl_c() -> Iterator[None]:
     """Around calls of functions: tells Ctrl-C from a KeyboardInterrupt that one of them raises by itself."""
     global _came
     handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler) or _came is not None:
+    if threading.current_thread() is not threading.main_thread() or handler is None or _came is not None:
         yield
+        return
+    if not callable(handler):
+        # Ignored, as for a job in the background, or the end of the process: no exception comes of it.
+        _came = False
+        try:
+            yield
+        finally:
+            _came = None
         return
 
     def noted(number: int, frame: FrameType | None) -> Any:
