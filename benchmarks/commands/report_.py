@@ -46,5 +46,8 @@ def _faults(said: set[str]) -> list[str]:
         found += [f"{path.name}: {fault}" for fault in edited(record)]
         if path.stem not in said:
             found.append(f"{path.name} (no document has a table of it)")
+    found += [
+        f"{path.name} (no document has a table of it)" for path in sorted(RESULTS.glob("gpu-*.json")) if path.stem not in said
+    ]
     found += stale_plots(records, plots)
     return found + [f"{name} (a plot of no record)" for name in surplus(records, plots)]

@@ -41,6 +41,8 @@ def edited(record: dict[str, Any]) -> Iterator[str]:
                         yield f"{label}: the {part} of {name} is {figure[part]:g}; its repeats give {value:g}"
         against = found.get("first_over_this")
         first = results.get((against or {}).get("of"), {})
+        if against and metric not in first:
+            yield f"{label}: its ratio is to {against.get('of')!r}, of which the record has no {metric}"
         if not against or metric not in first or metric not in found:
             continue
         pair = [first[metric]["repeats"], found[metric]["repeats"]]
@@ -48,6 +50,9 @@ def edited(record: dict[str, Any]) -> Iterator[str]:
         # Records from before rounds were paired have the ratio of the medians.
         if not any(_same(against["ratio"], ratio) for ratio in ratios):
             yield f"{label}: its ratio is {against['ratio']:g}; the repeats give {ratios[0]:g}"
+        said = [verdict(*(pair[::-1] if metric == "resume_s" else pair), paired=paired)[2] for paired in (True, False)]
+        if against.get("differs") not in said:
+            yield f"{label}: differs is {against.get('differs')}; the repeats say otherwise"
         cpu = found.get("cpu_first_over_this")
         if cpu and "cpu_s_1000" in first and "cpu_s_1000" in found:
             both = zip(first["cpu_s_1000"]["repeats"], found["cpu_s_1000"]["repeats"], strict=False)

@@ -11,10 +11,12 @@ from typing import Any
 from benchmarks.harness import verify
 from benchmarks.harness.environments import HOME
 from benchmarks.harness.orders import check_orders
-from benchmarks.harness.verify import UnlikelyError
+from benchmarks.harness.verify import UnlikelyError, WrongWorkError
 from benchmarks.harness.work import Workload, image_files
 
 COMPARED, MULTIMODAL_COMPARED, REAL_CROPS = 64, 16, 40
+PICKED, PICKED_CROPS = 12, 4
+"""Rows of each measured run that are compared; random crops take long to look for."""
 ALL_COMPARED = 500
 """Of up to so many deterministic pictures all are compared with the reference; of more, all by their signature."""
 LATER = 4096
@@ -67,6 +69,27 @@ class Checking:
             return self._deterministic(kept)
         real = verify.check_real(self.work, self.source, kept)
         return real | self._ramps(ask, kept, prepared, seed, unlikely)
+
+    @property
+    def picked(self) -> int:
+        """Rows of a measured run to look at."""
+        return PICKED_CROPS if self.work.random else PICKED
+
+    def measured(self, kept: Path) -> None:
+        """Look at rows that came while the clock ran.
+
+        Raises:
+            WrongWorkError: they are not those of the workload.
+        """
+        try:
+            if self.work.random:
+                verify.check_real(self.work, self.source, kept)
+            elif self.work.work == "centre":
+                verify.check_pixels(self.work, self.source, kept, self.reencodes)
+            else:
+                self._deterministic(kept)
+        except WrongWorkError as error:
+            raise WrongWorkError(f"in a measured run: {error}") from error
 
     def _wanted(self) -> list[int]:
         """Keys to compare of the first epoch, and of the second."""

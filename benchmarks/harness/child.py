@@ -150,6 +150,33 @@ def check(work: Workload, epochs: Iterator[Iterator[Batch]], request: dict[str, 
     return {"keys": keys, "kinds": sorted(kinds), "cut": cut}
 
 
+class Picked:
+    """Rows of measured batches, so many at most, each batch with the same chance: what was delivered while the clock ran is looked at too."""
+
+    def __init__(self, work: Workload, wanted: int) -> None:
+        self.names, self.wanted, self.seen = tuple(work.arrays), wanted, 0
+        self.rows: list[tuple[int, list[Any]]] = []
+        # Not by the request's seed: which rows are looked at is nobody's to know.
+        self.rng = np.random.default_rng()
+
+    def offer(self, batch: Batch) -> None:
+        """One batch, of which one row may be copied."""
+        self.seen += 1
+        place = self.seen - 1 if len(self.rows) < self.wanted else int(self.rng.integers(self.seen))
+        if place >= self.wanted:
+            return
+        row = int(self.rng.integers(len(batch.keys)))
+        picked = (int(batch.keys[row]), [host(batch.arrays[name][row]).copy() for name in self.names])
+        self.rows[place : place + 1] = [picked]
+
+    def save(self, path: str) -> None:
+        """All of them, as :meth:`Kept.save` does."""
+        arrays = {name: np.array([values[n] for _, values in self.rows]) for n, name in enumerate(self.names)}
+        nothing = np.zeros(0, np.int64)
+        keys = np.array([key for key, _ in self.rows], np.int64)
+        np.savez(path, keys=keys, signature_keys=nothing, signatures=nothing, **arrays)
+
+
 def copied(keys: Any) -> Any:
     """Keys of a batch that stay what they are when its memory is used again."""
     return keys if isinstance(keys, list) else host(keys).copy()
@@ -175,6 +202,7 @@ def measure(work: Workload, epochs: Iterator[Iterator[Batch]], request: dict[str
     arrived = last = waited = 0.0
     samples = count = batches = starved = 0
     came: list[list[Any]] = []
+    picked = Picked(work, request.get("picked", 0))
     while True:
         came.append([])
         asked = time.perf_counter()
@@ -183,6 +211,8 @@ def measure(work: Workload, epochs: Iterator[Iterator[Batch]], request: dict[str
             touch(batch.arrays)
             samples += len(batch.keys)
             came[-1].append(copied(batch.keys))
+            if picked.wanted and len(batch.keys):
+                picked.offer(batch)
             if step:
                 time.sleep(step)
             last = time.perf_counter()
@@ -200,6 +230,8 @@ def measure(work: Workload, epochs: Iterator[Iterator[Batch]], request: dict[str
     cpu = tree_cpu() - cpu_first
     if samples == skipped:
         raise ValueError("one batch is all there is: nothing to measure between the first and the last")
+    if picked.wanted:
+        picked.save(request["output"])
     answer = {
         "samples_s": (samples - skipped) / (last - first),
         "cpu_s_1000": 1000 * cpu / (samples - skipped),

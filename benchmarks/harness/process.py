@@ -169,7 +169,7 @@ def run(
     last = text.splitlines()[-1] if text else "no message"
     if "ModuleNotFoundError" in last or "ImportError" in last:
         raise AbsentError(last)
-    raise SubjectError(f"exit status {process.returncode}: {text[-_TAIL:] or last}")
+    raise SubjectError(f"exit status {process.returncode}: {text[-_TAIL:]}")
 
 
 def _first_line(process: subprocess.Popen[bytes], timeout: float) -> bytes:

@@ -23,8 +23,11 @@ _GPU = re.compile(r"(<!-- gpu: ([\w.-]+) ([\w-]+) -->\n)(?:.*?\n)??(<!-- end -->
 _MARKER = re.compile(r"(<!-- record: ([\w.-]+)( brief)? -->\n)(?:.*?\n)??(<!-- end -->)", re.DOTALL)
 # A table warns of repeats with fewer samples or less time, and of a load before the run that is higher than this times the cores.
 FEW_SAMPLES, SHORT_SECONDS, HIGH_LOAD = 200, 1.0, 1.0
+MEMORY_DIFFERS = 1.2
 # What must be equal for two records to be comparable.
 _SAME = ("workload", "data_digest", "seconds", "cores", "step")
+# Of the machine. Two of the same processor may still be different ones: their memory and kernel mostly tell.
+_SAME_MACHINE = ("cpu", "cores", "memory_mib", "kernel", "python")
 
 
 def _spread(figure: dict[str, Any]) -> str:
@@ -145,7 +148,7 @@ def _about(record: dict[str, Any]) -> str:
     copying = f" Copying the outputs from memory to memory: {floor['median']:,.0f} samples/s." if floor else ""
     step = f" The consumer takes {about['step']:g} s a batch." if about.get("step") else ""
     cold = f" {_emptied(record)}" if any("cold" in found for found in record["results"].values()) else ""
-    left = f" Not run: {', '.join(about['not_run'])}." if about.get("not_run") else ""
+    left = f" Not run: {'; '.join(about['not_run'])}." if about.get("not_run") else ""
     warned = "".join(f" {warning}" for warning in warnings(record))
     ended = " (interrupted)" if about.get("interrupted") else ""
     return (
@@ -195,7 +198,7 @@ def compare(
     if "workload" not in before["options"] or "workload" not in after["options"]:
         raise RecordError("only records of `lfbench run` can be compared")
     differing = [name for name in _SAME if before["options"].get(name) != after["options"].get(name)]
-    differing += [name for name in ("cpu", "cores") if before["machine"].get(name) != after["machine"].get(name)]
+    differing += [name for name in _SAME_MACHINE if before["machine"].get(name) != after["machine"].get(name)]
     if "workload" in differing or (differing and not any_machine):
         raise RecordError(f"the records differ in {', '.join(dict.fromkeys(differing))}; such figures cannot be compared")
     if beside is not None and beside not in before["results"] and f"{beside}_" in before["results"]:
@@ -221,15 +224,15 @@ def compare(
                 slower.append(label)
             continue
         metric = before["options"].get("metric", "samples_s")
-        if any(metric not in record["results"][label] for record in (before, after)):
-            lines.append(f"{label}: a record lacks {metric}")
+        if any(not _repeats(record, label, metric) for record in (before, after)):
+            lines.append(f"{label}: a record lacks repeats of {metric}")
             continue
         pair = [_series(record, label, metric, beside) for record in (after, before)]
         ratio, p, differs = verdict(*(pair[::-1] if metric == "resume_s" else pair))
         word = "no difference shown" if not differs else "FASTER" if ratio > 1 else "SLOWER"
         if not differs and least_p(len(pair[0]), len(pair[1])) >= P_LIMIT:
             word = f"too few repeats to tell ({len(pair[1])} and {len(pair[0])})"
-        notes = [*_otherwise(old, new)]
+        notes = [*_otherwise(old, new), *_dearer(before, after, label)]
         slowed = [
             f"{name} was kept stopped"
             for name, found in (("the first", old), ("the second", new))
@@ -242,6 +245,25 @@ def compare(
     if not any(label in before["results"] and found.get("status") == "ok" for label, found in after["results"].items()):
         raise RecordError("the records share no subject that ran")
     return lines, slower
+
+
+def _repeats(record: dict[str, Any], label: str, metric: str) -> list[float]:
+    found: list[float] = (record["results"][label].get(metric) or {}).get("repeats") or []
+    return found
+
+
+def _dearer(before: dict[str, Any], after: dict[str, Any], label: str) -> list[str]:
+    """What beside the speed is shown to differ: CPU time by its repeats, memory by a fifth (it is measured once)."""
+    notes = []
+    old, new = (_repeats(record, label, "cpu_s_1000") for record in (before, after))
+    if old and new:
+        ratio, p, differs = verdict(new, old)
+        if differs:
+            notes.append(f"CPU time {ratio:.2f} of that before (p {p:.3g})")
+    memory = [(record["results"][label].get("memory_mib") or {}).get("anonymous_shared") for record in (before, after)]
+    if all(memory) and not 1 / MEMORY_DIFFERS < memory[1] / memory[0] < MEMORY_DIFFERS:
+        notes.append(f"memory {memory[1]:,.0f} MiB, before {memory[0]:,.0f}")
+    return notes
 
 
 def _said(found: dict[str, Any]) -> str:
@@ -267,7 +289,12 @@ def _series(record: dict[str, Any], label: str, metric: str, beside: str | None)
     values: list[float] = record["results"][label][metric]["repeats"]
     if beside is None:
         return values
-    return [value / other for value, other in zip(values, record["results"][beside][metric]["repeats"], strict=True)]
+    others = _repeats(record, beside, metric)
+    if len(values) != len(others):
+        raise RecordError(
+            f"{label} has {len(values)} repeats of {metric} and {beside} {len(others)}: they are not of the same rounds"
+        )
+    return [value / other for value, other in zip(values, others, strict=True)]
 
 
 def updated(text: str) -> str:

@@ -131,27 +131,33 @@ class Runner:
         return place / "data", msgspec.json.decode(known.read_bytes())
 
     def check(self, entry: Entry) -> None:
-        """Raise :class:`WrongWorkError` unless the subject does the work. The same code over the same data is checked once."""
-        known = HOME / "checked" / f"{self._check_digest(entry)}.json"
-        if known.exists():
-            entry.result["check"] = msgspec.json.decode(known.read_bytes())
-        else:
-            self._check(entry)
-            stored(known, entry.result["check"])
+        """Raise :class:`WrongWorkError` unless the subject does the work with its largest number of workers."""
+        self._check_with(entry, max(entry.result["workers_swept"]))
         if self.work.measure == "resume":
             self._save_state(entry)
 
-    def _check_digest(self, entry: Entry) -> str:
+    def _check_with(self, entry: Entry, workers: int) -> None:
+        """The same code over the same data is checked once."""
+        known = HOME / "checked" / f"{self._check_digest(entry, workers)}.json"
+        if known.exists():
+            entry.result["check"] = msgspec.json.decode(known.read_bytes())
+        else:
+            self._check(entry, workers)
+            stored(known, entry.result["check"])
+
+    def _check_digest(self, entry: Entry, workers: int) -> str:
         """What a check depends on: the work, the source, the subjects' and the harness's code, versions, and the number of workers."""
         digest = hashlib.sha256(code_digest(uses_package(entry.subject)).encode())
-        parts = [entry.subject, self.work.work, self.digest, entry.result["versions"], max(entry.result["workers_swept"])]
+        parts = [entry.subject, self.work.work, self.digest, entry.result["versions"], workers]
         digest.update(msgspec.json.encode(parts, order="sorted"))
         return digest.hexdigest()[:32]
 
-    def _check(self, entry: Entry) -> None:
-        module = subject_module(entry.subject)
-        checking = Checking(self.work, self.source, self.samples, self.digest, getattr(module, "REENCODES", ""))
-        workers = max(entry.result["workers_swept"])
+    def _checking(self, entry: Entry) -> Checking:
+        reencodes = getattr(subject_module(entry.subject), "REENCODES", "")
+        return Checking(self.work, self.source, self.samples, self.digest, reencodes)
+
+    def _check(self, entry: Entry, workers: int) -> None:
+        checking = self._checking(entry)
 
         def answer(more: dict[str, Any]) -> dict[str, Any]:
             request = self._request(entry, "check", workers=workers) | more
@@ -226,9 +232,18 @@ class Runner:
             found = emptied(files_below(entry.prepared) or source_files(self.work, self.source))
             most = entry.result.get("cold", {}).get("resident", 0.0)
             entry.result["cold"] = found | {"resident": max(most, found["resident"])}
-        answer = run(entry.subject, request, self.options.timeout, memory, entry.slowed)
-        if wrong := answer.get("wrong_keys"):
-            raise SubjectError(wrong)
+        if not self.work.arrays:
+            return run(entry.subject, request, self.options.timeout, memory, entry.slowed)
+        checking = self._checking(entry)
+        with self._scratch() as scratch:
+            kept = scratch / "picked.npz"
+            # Not where memory is measured: what is kept would count.
+            request |= {"picked": 0 if memory else checking.picked, "output": str(kept)}
+            answer = run(entry.subject, request, self.options.timeout, memory, entry.slowed)
+            if wrong := answer.get("wrong_keys"):
+                raise SubjectError(wrong)
+            if kept.exists():
+                checking.measured(kept)
         return answer
 
     def sweep(self, entry: Entry) -> int:
@@ -257,6 +272,8 @@ class Runner:
         entry.result["sweep"] |= {str(workers): short(str(error)) for workers, error in failures.items()}
         chosen: int = max(near, key=lambda workers: median(tries[workers]))
         entry.result["workers"] = chosen
+        if chosen != max(counts):
+            self._check_with(entry, chosen)
         return chosen
 
     def _tried(self, entry: Entry, workers: int) -> float:

@@ -85,6 +85,51 @@ def test_an_epoch_that_is_wrong_later_makes_the_run_fail(order: Any, words: str,
     assert entry.status == "failed" and "that were measured" in entry.reason
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_rows_of_measured_runs_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    """A subject whose ids are zeros from the third epoch on has right keys, and passes a check of two epochs."""
+    tokens = np.random.default_rng(1).integers(1, 999, (SAMPLES, 2048), dtype=np.uint16)
+    np.save(tmp_path / "tokens.npy", tokens.reshape(-1))
+
+    def epochs() -> Iterator[Iterator[Batch]]:
+        for number in range(10**6):
+            keys = _right(number)
+            rows = tokens[keys] * np.uint16(0 if late and number >= 2 else 1)
+            yield (Batch(keys[at : at + 8], {"tokens": rows[at : at + 8]}) for at in range(0, SAMPLES, 8))
+
+    monkeypatch.setattr(runner, "HOME", tmp_path)
+    monkeypatch.setattr(runner, "run", lambda _, request, *__: child.measure(W3, epochs(), request, 0.0))
+    one = runner.Runner(W3, tmp_path, runner.Options(seconds=0.2), print)
+    entry = entries.Entry("a", "torch_memmap", prepared=tmp_path)
+    one._guard(entry, lambda entry: one.measure(entry, 1))
+    assert entry.status == ("other work" if late else "ok"), entry.reason
+    assert not late or ("in a measured run" in entry.reason and "2048 of 2048 ids differ" in entry.reason)
+
+
+def test_the_number_of_workers_that_is_measured_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "tokens.npy", np.zeros(SAMPLES * 2048, np.uint16))
+    one = runner.Runner(W3, tmp_path, runner.Options(), print)
+    entry = entries.Entry("a", "torch_memmap", prepared=tmp_path)
+    entry.result |= {"workers_swept": [0, 1, 2], "versions": {}}
+    checked: list[int] = []
+    monkeypatch.setattr(one, "_check_with", lambda _, workers: checked.append(workers))
+    for rates, chosen in (({0: 9.0, 1: 1.0, 2: 1.0}, [2, 0]), ({0: 1.0, 1: 1.0, 2: 9.0}, [2])):
+        monkeypatch.setattr(one, "measure", lambda _, workers, rates=rates: {"samples_s": rates[workers]})
+        checked.clear()
+        one.check(entry)
+        one.sweep(entry)
+        assert checked == chosen
+
+
+def test_rows_that_are_picked_come_from_the_whole_run() -> None:
+    picked = child.Picked(W3, 4)
+    for number in range(400):
+        picked.offer(Batch([number], {"tokens": np.full((1, 2048), number, np.uint16)}))
+    keys = [key for key, _ in picked.rows]
+    assert len(keys) == len(set(keys)) == 4 and max(keys) > 20  # by chance in one of 160,000 runs not
+    assert all(values[0][0] == key for key, values in picked.rows)
+
+
 def test_faults_of_keys() -> None:
     assert key_faults([2, 0, 1], 3) == ""
     assert key_faults([], 2).startswith("of 2 keys 2 are missing")

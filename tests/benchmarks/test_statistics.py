@@ -49,6 +49,14 @@ def test_signed_rank_is_exact(n: int, ties: bool) -> None:
     assert signed_rank_p([-x for x in differences]) == pytest.approx(expected)
 
 
+def test_one_disturbed_round_of_eight_does_not_hide_a_large_difference() -> None:
+    slow, fast = [100.0 + n for n in range(7)] + [125.0], [151.0 + n for n in range(7)] + [120.0]
+    assert signed_rank_p([a - b for a, b in zip(slow, fast, strict=True)]) >= 0.01
+    ratio, p, differs = verdict(fast, slow, paired=True)
+    assert ratio > 1.4 and p < 0.01
+    assert differs
+
+
 def test_rounds_that_differ_do_not_hide_a_difference() -> None:
     # Every round has its own speed, far apart; within each, the second is a tenth slower.
     rng = random.Random(6)
