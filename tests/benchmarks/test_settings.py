@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from benchmarks.harness.entries import SUBJECTS, subject_module
+from benchmarks.harness.environments import ALONE, OWN_PILLOW, PACKAGES
 from benchmarks.harness.settings import options_of
 
 
@@ -88,3 +90,13 @@ def batches():
 """
     assert set(told(given)) == {"peer.Data(1)", "self.made.read(i, 2)", "peer.Loader(work, 5)", "peer.Other(work, 5)"}
     assert told(text.replace("threads=2", "threads=16")) == ["peer.Loader(work, threads=16)"]
+
+
+def test_every_peer_has_a_dependency_group_of_the_versions_that_its_environment_gets() -> None:
+    text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
+    groups = tomllib.loads(text)["project"]["optional-dependencies"]
+    pinned = {one.partition(";")[0] for name, group in groups.items() if name.startswith("bench-") for one in group}
+    common = {"simplejpeg", "opencv-python-headless"}
+    for subject, packages in PACKAGES.items():
+        if subject not in (*ALONE, *OWN_PILLOW):
+            assert pinned >= {one for one in packages if one.partition("==")[0] not in common}, subject
