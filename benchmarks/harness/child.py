@@ -171,7 +171,7 @@ class Picked:
 
     def save(self, path: str) -> None:
         """All of them, as :meth:`Kept.save` does."""
-        arrays = {name: np.array([values[n] for _, values in self.rows]) for n, name in enumerate(self.names)}
+        arrays: dict[str, Any] = {name: np.array([values[n] for _, values in self.rows]) for n, name in enumerate(self.names)}
         nothing = np.zeros(0, np.int64)
         keys = np.array([key for key, _ in self.rows], np.int64)
         np.savez(path, keys=keys, signature_keys=nothing, signatures=nothing, **arrays)

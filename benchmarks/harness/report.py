@@ -260,9 +260,9 @@ def _dearer(before: dict[str, Any], after: dict[str, Any], label: str) -> list[s
         ratio, p, differs = verdict(new, old)
         if differs:
             notes.append(f"CPU time {ratio:.2f} of that before (p {p:.3g})")
-    memory = [(record["results"][label].get("memory_mib") or {}).get("anonymous_shared") for record in (before, after)]
-    if all(memory) and not 1 / MEMORY_DIFFERS < memory[1] / memory[0] < MEMORY_DIFFERS:
-        notes.append(f"memory {memory[1]:,.0f} MiB, before {memory[0]:,.0f}")
+    one, other = ((record["results"][label].get("memory_mib") or {}).get("anonymous_shared") for record in (before, after))
+    if one and other and not 1 / MEMORY_DIFFERS < other / one < MEMORY_DIFFERS:
+        notes.append(f"memory {other:,.0f} MiB, before {one:,.0f}")
     return notes
 
 
