@@ -84,6 +84,9 @@ def streaming_(job: Job) -> Iterator[Iterable[Any]]:
     dataset: Any = StreamingDataset(
         remote="s3://streaming", local=job.local, batch_size=job.batch, shuffle=True, cache_limit=job.most
     )
+    for stream in dataset.streams:
+        # It has fetched the index: workers would inherit that connection, and read each other's answers from it.
+        stream._downloader.clean_up()
     loader: Any = DataLoader(
         dataset, batch_size=job.batch, num_workers=job.workers, collate_fn=list, persistent_workers=job.workers > 0
     )
