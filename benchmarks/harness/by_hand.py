@@ -57,7 +57,9 @@ def table(records: dict[str, dict[str, Any]]) -> str:
         f"| --- | --- |{' --- |' * len(records)}",
     ]
     for label, ratios in RATIOS[workload].items():
-        title = next((one["results"][label]["title"] for one in records.values() if label in one["results"]), label)
+        title = next((one["results"][label]["title"] for one in records.values() if label in one["results"]), label.rstrip("_"))
+        if workload == "W3":
+            title = title.partition(" + simplejpeg")[0]
         rows.append(
             f"| {title} | {' to '.join(map(_short, ratios))} |"
             + "".join(f" {_ratio(record, label)} |" for record in records.values())
