@@ -227,6 +227,7 @@ def test_a_count_that_fails_does_not_cost_the_others(pictures: Path, monkeypatch
         return {"samples_s": 5.0}
 
     monkeypatch.setattr(runner.Runner, "measure", measure)
+    monkeypatch.setattr(runner.Runner, "_check_with", lambda *_: None)
     entry = entries.Entry("a", "torch_pil", result={"workers_swept": [1, 2]})
     sweep = runner.Runner(WORKLOADS["W2"], pictures, runner.Options(), print).sweep
     failing = {2}
@@ -312,6 +313,7 @@ def test_counts_that_are_near_are_tried_again(pictures: Path, monkeypatch: pytes
         return {"samples_s": next(rates[workers])}
 
     monkeypatch.setattr(runner.Runner, "measure", measure)
+    monkeypatch.setattr(runner.Runner, "_check_with", lambda *_: None)
     entry = entries.Entry("a", "torch_pil", result={"workers_swept": [0, 1, 2]})
     sweep = runner.Runner(WORKLOADS["W2"], pictures, runner.Options(), print).sweep
     assert sweep(entry) == 1 and entry.result["sweep"] == {"0": 10.0, "1": 95.0, "2": 81.0}
