@@ -45,6 +45,7 @@ class Client:
 
     def __init__(self, url: str, options: Cache, counters: Counters) -> None:
         self._options, self._counters = options, counters
+        self._given_up = threading.Event()
         # Repetitions are ours.
         filesystem = filesystem_of(url, **store_options(url, options, 1))
         self._transport: Transport = make(filesystem, options.timeout)
@@ -84,6 +85,10 @@ class Client:
         self.fetch(url, 0, memoryview(data), size, tag)
         return bytes(data)
 
+    def give_up(self) -> None:
+        """Let reads of other threads fail after the attempt that they are at."""
+        self._given_up.set()
+
     def _try(self, url: str, start: int, buffer: memoryview, progress: Progress) -> None:
         end, wait = time.monotonic() + self._options.deadline, _FIRST_WAIT
         tries = 0
@@ -101,11 +106,13 @@ class Client:
             if progress.done > before:
                 wait = _FIRST_WAIT
             pause = wait * random.uniform(0.5, 1.0)
+            if self._given_up.is_set():
+                raise RemoteError(shown(url), f"read at byte {start + progress.done}", None, f"given up; the last: {reason}")
             if time.monotonic() + pause >= end:
                 told = f"{tries} attempts in {self._options.deadline:g} s failed; the last: {reason}"
                 raise RemoteError(shown(url), f"read at byte {start + progress.done}", None, told)
             self._counters.add("retries")
-            time.sleep(pause)
+            self._given_up.wait(pause)
             wait = min(_LONGEST_WAIT, 2 * wait)
 
 

@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from _build import build, rows
 from killkit import ROOT
 from opskit import run
+from PIL import Image
 
 from lfdata.errors import OptionError
 from shard_builder.fields import load_mapping
 from shard_builder.operations.advise import AdviceOptions, advise, recommend
 from shard_builder.operations.storage import list_files, measure
 from shard_builder.sources import open_source
+from shard_builder.sources.base import FieldSpec
 
 QUICK = AdviceOptions(samples=3, seconds=0.2)
 SAMPLE = ROOT / "samples" / "dataset"
@@ -90,8 +93,26 @@ def test_a_source_and_its_shards_are_measured(tmp_path: Path) -> None:
         found["data"]["fields"]["blob"]["bytes"] == 5
         and found["recommendation"]["layout"]["why"] == "the data are shards already"
     )
+    assert "loses detail" in advise(SAMPLE, source, QUICK)["recommendation"]["codec of image"]["why"] or (
+        candidates[0]["decode_ms"] <= min(item["decode_ms"] for item in candidates)
+    )
     small = advise(SAMPLE, source, AdviceOptions(samples=3, seconds=0.2, side=64))["data"]["fields"]["image"]["candidates"]
     assert small[1]["pixels"] < candidates[1]["pixels"]
+
+
+def test_masks_are_tried_without_loss_only(tmp_path: Path) -> None:
+    for number in range(4):
+        labels = np.zeros((40, 60), np.uint8)
+        labels[number * 5 : number * 5 + 9, 7:30] = number + 1
+        Image.fromarray(labels).save(tmp_path / f"{number}.png")
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"key": "{n}", "file": "{n}.png"}}\n' for n in range(4)))
+    fields = [FieldSpec("labels", "image", "file", "file", {"role": "mask"})]
+    source = open_source(str(tmp_path / "rows.jsonl"), kind="table", fields=fields, key="key")
+    found = advise(tmp_path, source, QUICK)
+    ways = [item["options"] for item in found["data"]["fields"]["labels"]["candidates"]]
+    assert ways == [{"codec": codec, "role": "mask"} for codec in ("keep", "png", "webp")]
+    assert "role=mask" in found["recommendation"]["codec of labels"]["value"]
+    assert "loses detail" not in found["recommendation"]["codec of labels"]["why"]
 
 
 def test_files_are_counted_chosen_evenly_and_read(tmp_path: Path) -> None:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import shlex
+import signal
+import subprocess
+import sys
 import tarfile
+import time
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -13,7 +18,7 @@ import pytest
 from batchkit import pixels
 from click.testing import CliRunner, Result
 from PIL import Image
-from serverkit import BUCKET, HOST, Asked, Fault, Proxy, client
+from serverkit import BUCKET, HOST, Asked, Fault, Proxy, WebServer, client
 
 import lfdata
 from lfdata.errors import LfdataError
@@ -277,3 +282,39 @@ def test_the_commands_with_urls_in_the_documentation_run(
         _, _, source, _, *rest = shlex.split(line)
         done(source.replace("https://host", web.url), tmp_path / f"out{number}", *rest)
         assert len(lfdata.open(tmp_path / f"out{number}")) > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_copy_from_a_server_that_keeps_failing(sources: Path, tmp_path: Path, number: int) -> None:
+    server = WebServer(sources)
+    proxy = Proxy(server.port)
+
+    def cut(asked: Asked) -> Fault | None:
+        # So that the length is known, and no range ever comes whole.
+        return None if asked.last - asked.first < 4096 else Fault(cut=0)
+
+    proxy.rule = cut
+    field = ["--field", "n:scalar=n,dtype=int32"]
+    line = [sys.executable, "-c", "from shard_builder.cli import main; main()", "convert", f"{proxy.url}/tars/000.tar"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    process = subprocess.Popen(
+        [*line, str(tmp_path / "t"), "--work", str(tmp_path / "w"), *field],
+        env=environment,
+        stderr=subprocess.PIPE,
+        preexec_fn=_heard,
+    )
+    deadline = time.monotonic() + 60
+    while len(proxy.log) < 4 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert process.poll() is None and len(proxy.log) >= 4
+    process.send_signal(number)
+    # Far below the two minutes for which a failing server is tried again.
+    _, errors = process.communicate(timeout=40)
+    assert process.returncode not in (0, -signal.SIGKILL) and b"Traceback" not in errors
+    assert not (tmp_path / "t" / MANIFEST).exists()
+    proxy.close()
+    server.close()
+
+
+def _heard() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

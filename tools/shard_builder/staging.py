@@ -132,8 +132,14 @@ class _Stage:
                 at += os.pwrite(descriptor, data[at:], start + at)
 
         with ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(range_of, range(0, size, RANGE_BYTES)):
-                pass
+            try:
+                for _ in pool.map(range_of, range(0, size, RANGE_BYTES)):
+                    pass
+            except BaseException:
+                # Ctrl-C, or one that failed: the others do not try until their deadline.
+                client.give_up()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
 
 def _lines(path: Path) -> dict[str, dict[str, Any]]:

@@ -92,7 +92,9 @@ def _fields(
     for spec in fields:
         values = _values(spec, loaders)
         if spec.kind == "image":
-            found[spec.name] = {"kind": "image", "candidates": try_images(values, options.side)}
+            role = spec.options.get("role", "picture")
+            role = "mask" if role == "label" else role
+            found[spec.name] = {"kind": "image", "role": role, "candidates": try_images(values, options.side, role)}
         else:
             found[spec.name] = {"kind": spec.kind, **sizes_of(spec, values, stored)}
     return found
@@ -127,6 +129,8 @@ def recommend(storage: dict[str, Any], data: dict[str, Any], cores: int, *, shar
                 "why": "no picture of the sample could be stored in any way that was tried",
             }
             continue
+        if best["options"]["codec"] != "keep" and field.get("role", "picture") == "picture":
+            best["why"] += ". This loses detail: keep pictures as they are where that matters"
         found[f"codec of {name}"] = best
         chosen = next(item for item in field["candidates"] if item["options"] == best["options"])
         per_sample += chosen["bytes"]

@@ -51,7 +51,15 @@ def draw(source: Source, count: int) -> Drawn:
 def draw_stored(data: ShardDataset, count: int) -> Drawn:
     """:func:`draw` from a data set of shards: its pictures as the files they are stored as, other values decoded."""
     hashes = [(xxh3(index.to_bytes(8, "little"), _SEED), index) for index in range(min(len(data), MAX_SCANNED))]
-    fields = [FieldSpec(item.name, item.kind, item.name) for item in data.manifest.fields]
+    fields = [
+        FieldSpec(
+            item.name,
+            item.kind,
+            item.name,
+            options={"role": str(item.params.get("role", "picture"))} if item.kind == "image" else {},
+        )
+        for item in data.manifest.fields
+    ]
 
     def loader(index: int) -> Callable[[], Raw]:
         def load() -> Raw:
@@ -70,22 +78,27 @@ def draw_stored(data: ShardDataset, count: int) -> Drawn:
     return fields, [loader(index) for _, index in sorted(hashes)[:count]], len(data), True
 
 
-def candidates(side: int | None) -> list[dict[str, str]]:
-    """Ways to store a picture that are compared; with ``side``, its shorter side is brought to so many pixels."""
+def candidates(side: int | None, role: str = "picture") -> list[dict[str, str]]:
+    """Ways to store a picture that are compared; with ``side``, its shorter side is brought to so many pixels. Those of masks and depth
+    keep every value."""
     ways: list[dict[str, str]] = [{"codec": "keep"}, {"codec": "jpeg", "quality": "90"}, {"codec": "webp", "quality": "80"}]
+    if role != "picture":
+        ways = [{"codec": codec, "role": role} for codec in ("keep", "png", "webp")]
     if side is None:
         return ways
     return [ways[0], *(way | {"shorter": str(side)} for way in ways[1:])]
 
 
-def try_images(values: Iterator[Any], side: int | None, seconds: float = MAX_SECONDS) -> list[dict[str, Any]]:
+def try_images(
+    values: Iterator[Any], side: int | None, role: str = "picture", seconds: float = MAX_SECONDS
+) -> list[dict[str, Any]]:
     """Bytes and times of every candidate over the same pictures.
 
     Returns:
         One entry a candidate: ``options``, ``samples``, ``bytes`` (mean), ``encode_ms``, ``decode_ms`` (medians, one thread),
         ``pixels`` (mean, as stored), ``errors`` (pictures it cannot store, with the first reason).
     """
-    encoders = [(way, make_encoder("image", way)) for way in candidates(side)]
+    encoders = [(way, make_encoder("image", way)) for way in candidates(side, role)]
     results: list[dict[str, list[float]]] = [{"bytes": [], "encode": [], "decode": [], "pixels": []} for _ in encoders]
     errors: list[list[str]] = [[] for _ in encoders]
     begun = time.perf_counter()
