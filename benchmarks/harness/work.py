@@ -61,7 +61,7 @@ class Workload:
 
 
 SEQUENCE = 2048
-REENCODED_TOLERANCE, REENCODED_PSNR = 5.0, 42.0
+REENCODED_TOLERANCE, REENCODED_PSNR = 8.0, 42.0
 """The limits for subjects whose format stores pictures encoded anew (``REENCODES``)."""
 SIGNATURE = 8
 """A picture's signature: the means of 8 x 8 cells."""
