@@ -17,7 +17,7 @@ from PIL import Image
 
 from benchmarks import cli, record
 from benchmarks.commands import run_
-from benchmarks.harness import child, entries, runner, work
+from benchmarks.harness import child, entries, kept, runner, work
 from benchmarks.harness.process import SubjectError
 from benchmarks.harness.verify import WrongWorkError, check_keys
 from benchmarks.harness.work import WORKLOADS, Batch, image_files, key_faults, limited, signatures
@@ -122,7 +122,7 @@ def test_the_number_of_workers_that_is_measured_is_checked(tmp_path: Path, monke
 
 
 def test_rows_that_are_picked_come_from_the_whole_run() -> None:
-    picked = child.Picked(W3, 4)
+    picked = kept.Picked(W3, 4)
     for number in range(400):
         picked.offer(Batch([number], {"tokens": np.full((1, 2048), number, np.uint16)}))
     keys = [key for key, _ in picked.rows]
@@ -156,9 +156,9 @@ def test_a_check_keeps_other_samples_of_the_second_epoch_and_a_signature_of_all(
     found = np.load(tmp_path / "kept.npz")
     assert found["signature_keys"].tolist() == [*_right(0), *_right(1)[:16]]
     assert found["signatures"].tolist() == [zlib.crc32(rows[key]) for key in found["signature_keys"]]
-    first = [key for key in range(SAMPLES) if child.chosen(key, SAMPLES, 10)]
+    first = [key for key in range(SAMPLES) if kept.chosen(key, SAMPLES, 10)]
     assert set(found["keys"][:-16].tolist()) == set(first) and found["keys"][-16:].tolist() == _right(1)[:16]
-    assert first != [key for key in range(SAMPLES) if child.chosen(key, SAMPLES, 10, 1)]
+    assert first != [key for key in range(SAMPLES) if kept.chosen(key, SAMPLES, 10, 1)]
     assert np.array_equal(found["tokens"], rows[found["keys"]])
     whole = child.check(W3, epochs(), request | {"later": 0})
     assert [len(keys) for keys in whole["keys"]] == [SAMPLES, SAMPLES] and not whole["cut"]
