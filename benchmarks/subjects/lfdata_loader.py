@@ -70,9 +70,10 @@ def _batch(workload: Workload, found: dict[str, Any], last: bool) -> Batch:
     import torch
 
     if last:
-        # Without the rows that fill it up.
+        # Without the rows that fill it up: the last ones.
         mask = found["__mask__"]
-        found = {name: array[mask] for name, array in found.items() if len(array) == len(mask)}
+        rows = int(mask.sum())
+        found = {name: array[:rows] for name, array in found.items() if len(array) == len(mask)}
     if workload.work == "tokens":
         return Batch(found["__index__"].numpy(), {"tokens": found["tokens"].numpy()})
     arrays = {"image": found["image"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import select
 import signal
@@ -117,6 +118,8 @@ def main(arguments: list[str]) -> None:
     except Exception as error:
         deliver(Done(STARTED, 0, failure=Failure.of(error, 0)))
         return
+    # What is there now stays: the garbage collector need not look through it again and again.
+    gc.freeze()
     deliver(Done(STARTED, 0))
     lanes = Lanes(producer, slots, deliver, number * LANES)
     jobs = Receiver(connection, Job)

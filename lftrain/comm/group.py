@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import sys
+import threading
+import time
+import weakref
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +20,8 @@ from lftrain.options import RunOptions
 
 # Its name since torch 2.13, and before.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+# How long threads that are not Python's may keep the interpreter at the end.
+_SETTLE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -33,14 +39,16 @@ class Group:
     local_rank: int
     device: torch.device
     joined: bool = False
+    _lent: list[weakref.ref[torch.Tensor]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def gather(self, facts: torch.Tensor) -> torch.Tensor:
         """The facts (k,) of all ranks: (world, k), of the same dtype, on the same device."""
         if self.world == 1:
             return facts[None]
-        found = facts.new_empty(self.world * facts.numel())
-        _all_gather(found, facts.contiguous())
-        return found.view(self.world, -1)
+        found, own = facts.new_empty(self.world * facts.numel()), facts.contiguous()
+        _all_gather(found, own)
+        self._lent[:] = weakref.ref(found), weakref.ref(own)
+        return found.view(self.world, -1).clone()
 
     def gather_json(self, value: Any) -> list[Any]:
         """A JSON-able value of each rank, in order of ranks."""
@@ -60,7 +68,15 @@ class Group:
             raise RanksError(f"{what} differs between ranks: {found[0]!r} on rank 0, {found[odd]!r} on rank {odd}")
 
     def leave(self) -> None:
-        """Leave the process group, if it was joined here."""
+        """Leave the process group, if it was joined here, and let its threads finish.
+
+        gloo's threads free the tensors of a collective after whoever waited for it goes on, and take the interpreter's lock for it. A thread
+        that asks for the lock while the interpreter ends takes the process down (SIGABRT).
+        """
+        if self.world > 1:
+            deadline = time.monotonic() + _SETTLE_SECONDS
+            while (any(lent() is not None for lent in self._lent) or _foreign_threads()) and time.monotonic() < deadline:
+                time.sleep(0.001)
         if self.joined and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -101,3 +117,8 @@ def _device(asked: str, local: int) -> torch.device:
             f'rank {local} of this machine has no GPU: there are {there}. Start fewer ranks, or set run.device = "cpu"'
         )
     return torch.device("cuda", local)
+
+
+def _foreign_threads() -> bool:
+    """Whether a thread that Python did not start is in the interpreter, or waits for it."""
+    return not {one.ident for one in threading.enumerate()}.issuperset(sys._current_exceptions())
