@@ -28,6 +28,8 @@ SUBJECTS = (
     "dali_gpu",
     "grain_",
     "ffcv_",
+    "lfdata_threads",
+    "lfdata_numpy",
     "lfdata_webp",
     "ffcv_raw",
     "grain_defaults",

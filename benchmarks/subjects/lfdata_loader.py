@@ -46,7 +46,7 @@ def fields_of(workload: Workload) -> dict[str, Any]:
     return {"image": image, "n": None}
 
 
-def _loader(workload: Workload, prepared: Path, settings: Settings) -> Any:
+def _loader(workload: Workload, prepared: Path, settings: Settings, **options: Any) -> Any:
     from lfdata import Loader
 
     return Loader(
@@ -56,6 +56,7 @@ def _loader(workload: Workload, prepared: Path, settings: Settings) -> Any:
         seed=settings.seed,
         tail="pad",
         threads=settings.workers,
+        **options,
     )
 
 
@@ -67,8 +68,6 @@ def _epoch(workload: Workload, loader: Any) -> Iterator[Batch]:
 
 
 def _batch(workload: Workload, found: dict[str, Any], last: bool) -> Batch:
-    import torch
-
     if last:
         # Without the rows that fill it up: the last ones.
         mask = found["__mask__"]
@@ -78,6 +77,8 @@ def _batch(workload: Workload, found: dict[str, Any], last: bool) -> Batch:
         return Batch(found["__index__"].numpy(), {"tokens": found["tokens"].numpy()})
     arrays = {"image": found["image"]}
     if workload.work == "multimodal":
+        import torch
+
         arrays |= {
             "tokens": found["tokens"].to(torch.int32),
             "audio": found["audio"][:, :, 0],
@@ -86,9 +87,9 @@ def _batch(workload: Workload, found: dict[str, Any], last: bool) -> Batch:
     return Batch(found["n"], arrays)
 
 
-def batches(workload: Workload, prepared: Path, settings: Settings) -> Iterator[Iterator[Batch]]:
+def batches(workload: Workload, prepared: Path, settings: Settings, **options: Any) -> Iterator[Iterator[Batch]]:
     """Epochs without end."""
-    loader = _loader(workload, prepared, settings)
+    loader = _loader(workload, prepared, settings, **options)
     while True:
         yield _epoch(workload, loader)
 

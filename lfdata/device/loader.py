@@ -53,6 +53,8 @@ class DeviceLoader:
         ahead, hold = whole("ahead", ahead, 0, MOST_AHEAD), whole("hold", hold, 1, MOST_AHEAD)
         if max_bytes is not None:
             max_bytes = whole("max_bytes", max_bytes, 1, sys.maxsize)
+        if loader.output != "torch":
+            raise OptionError(f"the loader gives arrays of {loader.output}; a DeviceLoader takes tensors: output='torch'")
         backend = _backend or backend_of(device)
         self.loader, self.device = loader, torch.device("cpu") if backend is None else backend.device
         self._taker, self._ops, self._ahead = Taker(loader), dict(ops or {}), ahead

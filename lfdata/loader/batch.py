@@ -1,11 +1,10 @@
-"""A slot's arrays as batches of torch tensors, without copying."""
+"""A slot's arrays as batches of torch tensors or numpy arrays, without copying. Torch is imported for the former only."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from numpy.typing import NDArray
 
 from lfdata.loader.filler import Part
@@ -20,13 +19,23 @@ class Names:
         self.offsets = [part.name for part in parts if part.offsets]
 
 
-def tensors(arrays: Mapping[str, NDArray[Any]], names: Names, first: int, stop: int) -> dict[str, torch.Tensor]:
+def maker(output: str) -> Callable[[NDArray[Any]], Any]:
+    """What makes an array what the consumer gets: ``"torch"`` or ``"numpy"``."""
+    if output == "numpy":
+        return lambda array: array
+    import torch
+
+    return torch.from_numpy
+
+
+def cut(
+    arrays: Mapping[str, NDArray[Any]], names: Names, first: int, stop: int, make: Callable[[NDArray[Any]], Any]
+) -> dict[str, Any]:
     """Rows of a slot as a batch. Each tensor has a storage of its own: whoever saves or sends it does that with its storage."""
-    from_numpy = torch.from_numpy
-    batch = {name: from_numpy(arrays[name][first:stop]) for name in names.rows}
+    batch = {name: make(arrays[name][first:stop]) for name in names.rows}
     for name, by in names.ragged:
-        batch[name] = from_numpy(arrays[name][arrays[by][first] : arrays[by][stop]])
+        batch[name] = make(arrays[name][arrays[by][first] : arrays[by][stop]])
     for name in names.offsets:
         found = arrays[name][first : stop + 1]
-        batch[name] = from_numpy(found - found[0] if first else found)
+        batch[name] = make(found - found[0] if first else found)
     return batch

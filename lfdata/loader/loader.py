@@ -1,4 +1,4 @@
-"""``lfdata.Loader``: batches of torch tensors in exact order, from any number of ranks, continued at any step."""
+"""``lfdata.Loader``: batches of torch tensors (or numpy arrays) in exact order, from any number of ranks, continued at any step."""
 
 from __future__ import annotations
 
@@ -7,26 +7,21 @@ import os
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from lfdata.dataset import ShardDataset
 from lfdata.errors import BadSamplesError, LfdataError, OptionError
 from lfdata.loader import options
-from lfdata.loader.batch import Names, tensors
+from lfdata.loader.batch import Names, cut, maker
 from lfdata.loader.engine import MOST_DECODERS
 from lfdata.loader.feedback import Wanted, checked
 from lfdata.loader.forecast import Forecast, forecast
+from lfdata.loader.given import Where, filters_of, source_spec, this_rank
 from lfdata.loader.jobs import Event
 from lfdata.loader.pipeline import Pipeline, start, stop
-from lfdata.loader.plan import fingerprint
 from lfdata.loader.produce import Producer
-from lfdata.loader.spec import BadSpec, FieldSpec, OrderSpec, SourceSpec, Spec
+from lfdata.loader.spec import BadSpec, FieldSpec, OrderSpec, Spec
 from lfdata.loader.state import build, position_of, state_of
 from lfdata.loader.statistics import Statistics
 from lfdata.loader.trace import Trace
@@ -40,16 +35,15 @@ REMOTE_STALL_SECONDS = 60.0
 # The rate of bad samples means nothing before this many rows.
 FEWEST_ROWS = 1000
 log = logging.getLogger("lfdata")
-Where = NDArray[np.bool_] | Callable[[ShardDataset], NDArray[np.bool_]]
 
 
 class Loader:
     """Iterates over epochs of batches.
 
-    ``for batch in loader`` gives one epoch: dicts of CPU tensors by field name. Ragged fields are all values one after the other, with
-    ``NAME.offsets`` (rows + 1,); fields that samples may lack have ``NAME.present``. ``__index__`` (rows,) int64 says which sample of the
-    data set a row is (``__source__`` of which, with several), ``__mask__`` (rows,) bool which rows count. Tensors are views of
-    shared memory that stays theirs as long as they live.
+    ``for batch in loader`` gives one epoch: dicts of CPU tensors (or numpy arrays, see ``output``) by field name. Ragged fields are all
+    values one after the other, with ``NAME.offsets`` (rows + 1,); fields that samples may lack have ``NAME.present``. ``__index__`` (rows,)
+    int64 says which sample of the data set a row is (``__source__`` of which, with several), ``__mask__`` (rows,) bool which rows count.
+    Tensors are views of shared memory that stays theirs as long as they live.
 
     Args:
         source: path or URL of a data set, or a sequence of them that are mixed (see ``mixture``).
@@ -78,6 +72,7 @@ class Loader:
             ``nvml``); ``True`` takes the best there is. Or a :class:`lfdata.schedule.sensors.Sensor` of your own.
         cache: where data that are not local are kept (docs/remote.md): :class:`lfdata.Cache` or a directory; the default one for URLs.
             With one, paths are read through it too.
+        output: ``"torch"`` or ``"numpy"``: arrays in place of tensors, for frameworks other than torch; torch is not imported then.
         trace: a file for what happens when, stage by stage: ui.perfetto.dev and chrome://tracing show it. Of several ranks each writes
             its own: ``trace-1.json`` of rank 1.
 
@@ -115,6 +110,7 @@ class Loader:
         prefetch: int = 2,
         stall_seconds: float = 60.0,
         feedback: Wanted = False,
+        output: str = "torch",
         trace: str | os.PathLike[str] | None = None,
         native: bool | None = None,
         isolate: bool = False,
@@ -145,6 +141,7 @@ class Loader:
         processes = whole("processes", processes, 1, MOST_DECODERS)
         prefetch = whole("prefetch", prefetch, 1, options.MOST_AHEAD)
         stall_seconds = real("stall_seconds", stall_seconds, 0, options.MOST_SECONDS, above=True)
+        output = choice("output", output, ("torch", "numpy"))
         accumulate = whole("accumulate", accumulate, 1, MAX_SAMPLES)
         if threads is None:
             threads = max(1, options.default_threads(world) // processes)
@@ -182,7 +179,7 @@ class Loader:
         self._options = (engine, processes, prefetch, stall_seconds, isolate, self._trace, feedback)
         self._accumulate = accumulate
         self._producer = Producer(self._spec)
-        self._names = Names(self._producer.parts)
+        self._names, self._make, self.output = Names(self._producer.parts), maker(output), output
         shares = {self._producer.plan.batches(0).share(one, world) for one in range(world)}
         if uneven := sorted(share for share in shares if share % accumulate):
             raise OptionError(f"{uneven[0]} rows of a rank are not {accumulate} equal micro-batches")
@@ -255,7 +252,7 @@ class Loader:
 
     # -- iteration ----------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         """One epoch: from a loaded state on if one was loaded since, from its start otherwise; the next one if all batches of this one were
         taken. Ends any iteration that is under way."""
         if self._loaded:
@@ -270,7 +267,7 @@ class Loader:
         self._epoch, self._done, self._loaded = epoch, done, loaded
         self._generation, self._left = self._generation + 1, 0
 
-    def _iterate(self, generation: int) -> Iterator[dict[str, torch.Tensor]]:
+    def _iterate(self, generation: int) -> Iterator[dict[str, Any]]:
         epoch, total = self._epoch, len(self)
         try:
             while self._done < total and generation == self._generation:
@@ -299,7 +296,7 @@ class Loader:
                 stop(self._pipelines)
             raise
 
-    def _batches(self, epoch: int, step: int, micro: int) -> Iterator[dict[str, torch.Tensor]]:
+    def _batches(self, epoch: int, step: int, micro: int) -> Iterator[dict[str, Any]]:
         """The batches of the slot that begins with a step, from a micro-batch on."""
         if os.getpid() != self._owner:
             raise LfdataError("a Loader cannot be used in a process forked from the one that made it: make one there")
@@ -320,7 +317,7 @@ class Loader:
                     at = self._producer.plan.step(step + noted)
                     self._note([event for event in filled.done.events if event.step == at])
             self._left = count - number - 1
-            yield tensors(arrays, names, number * share, (number + 1) * share)
+            yield cut(arrays, names, number * share, (number + 1) * share, self._make)
 
     def _note(self, events: Sequence[Event]) -> None:
         """A step's bad samples, and whether there are too many by now."""
@@ -365,43 +362,3 @@ class Loader:
     def _build(self) -> dict[str, str]:
         """What decodes here: with ``native=False`` it is PIL, whatever else there is."""
         return dict(build()) | ({"native": "False"} if self._spec.native is False else {})
-
-
-def this_rank(rank: int | None, world: int | None) -> tuple[int, int]:
-    """Rank and world size: as given, else of torch.distributed, else of the environment, else 0 of 1."""
-    if (rank is None) != (world is None):
-        raise OptionError("rank and world_size go together")
-    if rank is not None and world is not None:
-        world = options.whole("world_size", world, 1, options.MOST_WORLD)
-        return options.whole("rank", rank, 0, world - 1), world
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    world = options.from_environment("WORLD_SIZE", 1, 1)
-    return options.whole("the environment variable RANK", options.from_environment("RANK", 0, 0), 0, world - 1), world
-
-
-def filters_of(where: Any, count: int) -> list[Where | None]:
-    """The filter of each of ``count`` sources."""
-    if where is None or isinstance(where, np.ndarray) or callable(where):
-        return [where] * count
-    found = options.several("where", where, "filters, one a source, or one filter for all")
-    if len(found) != count:
-        raise OptionError(f"where holds {len(found)} filters for {count} sources; one filter is a bool array or a function")
-    return found
-
-
-def source_spec(dataset: ShardDataset, where: Where | None) -> SourceSpec:
-    """A source with its fingerprint and selection."""
-    path, bitmap = dataset.path, None
-    if where is not None:
-        mask = np.asarray(where(dataset) if callable(where) else where)
-        if mask.dtype != bool or mask.shape != (len(dataset),):
-            raise OptionError(f"{path}: where is bool of shape ({len(dataset)},), not {mask.dtype} of {mask.shape}")
-        bitmap = np.packbits(mask, bitorder="little").tobytes()
-    name = printable(Path(dataset.path).name)
-    return SourceSpec(os.fsencode(dataset.absolute), fingerprint(dataset, bitmap), bitmap, name)
-
-
-def printable(text: str) -> str:
-    """A file name as text, whatever its bytes."""
-    return text.encode("utf-8", "backslashreplace").decode()

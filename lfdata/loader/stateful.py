@@ -9,7 +9,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from lfdata.errors import OptionError, StateError
-from lfdata.loader.loader import Loader, this_rank
+from lfdata.loader.given import this_rank
+from lfdata.loader.loader import Loader
 from lfdata.loader.options import MOST_EPOCHS, default_threads, whole
 
 Batch = dict[str, torch.Tensor]
