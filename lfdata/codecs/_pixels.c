@@ -264,40 +264,58 @@ __attribute__((target("avx2"))) static void down_avx2(uint8_t *out, const uint8_
     }
 }
 
-/* Three channels, four inputs at a time, two rows at once. Reads up to 16 bytes from a pixel on: the caller's rows have that room. */
-__attribute__((target("avx2"))) static void along_avx2(uint8_t *out, uint8_t *out_too, int flip, const uint8_t *row,
-                                                        const uint8_t *row_too, const Axis *axis) {
-    const __m256i half = _mm256_set1_epi32(1 << (BITS - 1));
+/* One output pixel of two rows: sums of three channels, of either row in a half. */
+__attribute__((target("avx2"), always_inline)) static inline __m256i weigh_avx2(const uint8_t *row, const uint8_t *row_too,
+                                                                                 const Axis *axis, int i) {
     const __m256i first_two =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
     const __m256i last_two =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
-    for (int n = 0; n < axis->outputs; n++, out += 3, out_too += 3) {
-        int i = flip ? axis->outputs - 1 - n : n, count = axis->count[i];
-        size_t at = (size_t)axis->first[i] * 3;
-        const int16_t *weights = axis->weights + (size_t)i * (size_t)axis->stride;
-        __m256i sum = half;
-        for (int k = 0; k < count; k += 4, at += 12) {
-            __m128i pixels = _mm_loadu_si128((const __m128i *)(row + at));
-            __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(pixels), _mm_loadu_si128((const __m128i *)(row_too + at)), 1);
-            int32_t a, b;
-            memcpy(&a, weights + k, 4);
+    size_t at = (size_t)axis->first[i] * 3;
+    const int16_t *weights = axis->weights + (size_t)i * (size_t)axis->stride;
+    __m256i sum = _mm256_set1_epi32(1 << (BITS - 1));
+    for (int k = 0; k < axis->count[i]; k += 4, at += 12) {
+        __m128i pixels = _mm_loadu_si128((const __m128i *)(row + at));
+        __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(pixels), _mm_loadu_si128((const __m128i *)(row_too + at)), 1);
+        int32_t a, b;
+        memcpy(&a, weights + k, 4);
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(both, first_two), _mm256_set1_epi32(a)));
+        if (k + 2 < axis->count[i]) {
             memcpy(&b, weights + k + 2, 4);
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(both, first_two), _mm256_set1_epi32(a)));
             sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(both, last_two), _mm256_set1_epi32(b)));
         }
-        sum = _mm256_srai_epi32(sum, BITS);
-        sum = _mm256_packs_epi32(sum, sum);
-        sum = _mm256_packus_epi16(sum, sum);
-        int32_t pixel = _mm_cvtsi128_si32(_mm256_castsi256_si128(sum)), pixel_too = _mm_cvtsi128_si32(_mm256_extracti128_si256(sum, 1));
-        /* A fourth byte is the next pixel's, which comes next; the last has none. */
-        if (n + 1 < axis->outputs) {
-            memcpy(out, &pixel, 4);
-            memcpy(out_too, &pixel_too, 4);
-        } else {
-            memcpy(out, &pixel, 3);
-            memcpy(out_too, &pixel_too, 3);
-        }
+    }
+    return _mm256_srai_epi32(sum, BITS);
+}
+
+/* The first `bytes`, up to 12. */
+__attribute__((target("avx2"), always_inline)) static inline void put_avx2(uint8_t *out, __m128i pixels, int bytes) {
+    if (bytes == 12) {
+        int32_t last = _mm_extract_epi32(pixels, 2);
+        _mm_storel_epi64((__m128i *)out, pixels);
+        memcpy(out + 8, &last, 4);
+    } else {
+        uint8_t all[16];
+        _mm_storeu_si128((__m128i *)all, pixels);
+        memcpy(out, all, (size_t)bytes);
+    }
+}
+
+/* Three channels, four outputs at a time, two rows at once. Reads up to 16 bytes from a pixel on: the caller's rows have that room. */
+__attribute__((target("avx2"))) static void along_avx2(uint8_t *out, uint8_t *out_too, int flip, const uint8_t *row,
+                                                        const uint8_t *row_too, const Axis *axis) {
+    const __m256i close = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1));
+    int last = axis->outputs - 1, step = flip ? -1 : 1;
+    for (int n = 0, i = flip ? last : 0; n <= last; n += 4, i += 4 * step, out += 12, out_too += 12) {
+        int more = last - n < 3 ? last - n : 3;
+        __m256i a = weigh_avx2(row, row_too, axis, i);
+        __m256i b = more > 0 ? weigh_avx2(row, row_too, axis, i + step) : a;
+        __m256i c = more > 1 ? weigh_avx2(row, row_too, axis, i + 2 * step) : a;
+        __m256i d = more > 2 ? weigh_avx2(row, row_too, axis, i + 3 * step) : a;
+        __m256i four = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+        four = _mm256_shuffle_epi8(four, close);
+        put_avx2(out, _mm256_castsi256_si128(four), 3 * more + 3);
+        put_avx2(out_too, _mm256_extracti128_si256(four, 1), 3 * more + 3);
     }
 }
 #endif
