@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import logging
 from collections import deque
@@ -33,6 +34,14 @@ def version() -> str:
             f"decode='dali' needs DALI: pip install 'lfdata[dali]', or take decode='cpu' ({error})"
         ) from error
     return str(dali.__version__)
+
+
+def available() -> bool:
+    """Whether it is installed."""
+    try:
+        return importlib.util.find_spec("nvidia.dali") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 @dataclass(eq=False, slots=True)

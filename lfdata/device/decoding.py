@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lfdata.device.dali import Decoder, Pictures, Refused, Ticket, version
+from lfdata.device.dali import Decoder, Pictures, Refused, Ticket, available, version
 from lfdata.errors import OptionError
 from lfdata.loader.options import choice
 from lfdata.loader.stored import beside
@@ -50,7 +49,7 @@ def decoding_of(wanted: str, taker: Taker, device: torch.device, ahead: int, thr
     auto = wanted == "auto"
     if auto:
         wanted = "cpu"
-        if device.type == "cuda" and importlib.util.find_spec("nvidia.dali") is not None:
+        if device.type == "cuda" and available():
             wanted = measured(torch.cuda.get_device_name(device), taker.threads)
     if wanted == "cpu":
         return None

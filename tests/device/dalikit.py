@@ -66,8 +66,20 @@ def cut(encoded: Encoded) -> Encoded:
     return Encoded(whole[: len(whole) * 2 // 3], encoded.sizes)
 
 
+def broken(encoded: Encoded) -> Encoded:
+    """No decoder takes its tables, which are not looked at before."""
+    whole = bytearray(encoded.payload)
+    at = whole.index(b"\xff\xc4")
+    whole[at + 5 : at + 21] = b"\xff" * 16
+    return Encoded(bytes(whole), encoded.sizes)
+
+
 def write(
-    root: Path, count: int, kinds: Sequence[str] = ("4:2:0",), bad: Callable[[Encoded], Encoded] = cut, wrong: Sequence[int] = ()
+    root: Path,
+    count: int,
+    kinds: Sequence[str] = ("4:2:0",),
+    bad: Callable[[Encoded], Encoded] = cut,
+    wrong: Sequence[int] = (),
 ) -> Path:
     """Pictures of some kinds in turn, of many sizes; ``wrong`` ones spoiled."""
     rows = []
@@ -108,5 +120,3 @@ def kept(loader: Any, epochs: int = 1, most: int = 1 << 30) -> list[dict[str, to
             if number + 1 == most:
                 break
     return found
-
-

@@ -154,10 +154,12 @@ def test_what_dali_refuses_is_made_again(
 ) -> None:
     """A picture that passes for a good one: the batch is the loader's own, and so are those that DALI had at the time."""
     monkeypatch.setattr("lfdata.loader.stored.is_plain", lambda *given: True)
-    path = dalikit.write(tmp_path / "set", 24, ["4:2:0"], broken, wrong=(5,))
+    path = dalikit.write(tmp_path / "set", 24, ["4:2:0"], dalikit.broken, wrong=(5,))
     options: dict[str, Any] = {"engine": "inline", "seed": 4, "native": False, "bad_samples": policy, "most_bad_rate": 1}
     plain = Loader(path, 4, FIELDS, **options)
-    by_dali = DeviceLoader(Loader(path, 4, FIELDS, **options), "cpu", decode="dali", _backend=late(0.002) if late_copies else None)
+    by_dali = DeviceLoader(
+        Loader(path, 4, FIELDS, **options), "cpu", decode="dali", _backend=late(0.002) if late_copies else None
+    )
     if policy == "stop":
         messages = []
         for loader in (plain, by_dali):
@@ -180,17 +182,9 @@ def test_what_dali_refuses_is_made_again(
     by_dali.close()
 
 
-def broken(encoded: Any) -> Any:
-    """No decoder takes its tables."""
-    whole = bytearray(encoded.payload)
-    at = whole.index(b"\xff\xc4")
-    whole[at + 5 : at + 21] = b"\xff" * 16
-    return type(encoded)(bytes(whole), encoded.sizes)
-
-
 def test_limits_of_bad_samples_count_those_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lfdata.loader.stored.is_plain", lambda *given: True)
-    path = dalikit.write(tmp_path / "set", 12, ["4:2:0"], broken, wrong=(5,))
+    path = dalikit.write(tmp_path / "set", 12, ["4:2:0"], dalikit.broken, wrong=(5,))
     _, by_dali = pair(path, bad_samples="mask", most_bad=0)
     with pytest.raises(BadSamplesError):
         kept(by_dali)
