@@ -149,11 +149,8 @@ def test_bad_samples_by_the_same_policy(tmp_path: Path, policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["stop", "replace", "mask"])
 @pytest.mark.parametrize("late_copies", [False, True])
-def test_what_dali_refuses_is_made_again(
-    tmp_path: Path, policy: str, late_copies: bool, monkeypatch: pytest.MonkeyPatch, late: Make
-) -> None:
+def test_what_dali_refuses_is_made_again(tmp_path: Path, policy: str, late_copies: bool, late: Make) -> None:
     """A picture that passes for a good one: the batch is the loader's own, and so are those that DALI had at the time."""
-    monkeypatch.setattr("lfdata.loader.stored.is_plain", lambda *given: True)
     path = dalikit.write(tmp_path / "set", 24, ["4:2:0"], dalikit.broken, wrong=(5,))
     options: dict[str, Any] = {"engine": "inline", "seed": 4, "native": False, "bad_samples": policy, "most_bad_rate": 1}
     plain = Loader(path, 4, FIELDS, **options)
@@ -182,8 +179,7 @@ def test_what_dali_refuses_is_made_again(
     by_dali.close()
 
 
-def test_limits_of_bad_samples_count_those_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lfdata.loader.stored.is_plain", lambda *given: True)
+def test_limits_of_bad_samples_count_those_too(tmp_path: Path) -> None:
     path = dalikit.write(tmp_path / "set", 12, ["4:2:0"], dalikit.broken, wrong=(5,))
     _, by_dali = pair(path, bad_samples="mask", most_bad=0)
     with pytest.raises(BadSamplesError):

@@ -109,7 +109,7 @@ def test_with_the_kernel(files: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["stop", "mask"])
-def test_a_broken_picture(tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_picture(tmp_path: Path, policy: str) -> None:
     """One that passes for a good one: whatever DALI makes of it, no batch is lost and none is another."""
     path = dalikit.write(tmp_path / "set", 24, ["4:2:0"], dalikit.broken, wrong=(5,))
     options: dict[str, Any] = {"engine": "inline", "bad_samples": policy, "most_bad_rate": 1}
