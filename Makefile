@@ -19,7 +19,7 @@ PILLOW_TESTS := $(wildcard tests/codecs/test_image*.py tests/codecs/test_jpeg*.p
 # DALI and what it needs, in a folder of its own that its tests alone see: it asks for other versions than the rest, and is large.
 DALI_PACKAGES := nvidia-dali-cuda120 nvidia-libnvcomp-cu12 nvidia-nvimgcodec-cu12 nvidia-nvjpeg2k-cu12 nvidia-nvjpeg-cu12 nvidia-nvtiff-cu12 \
 	nvtx astunparse gast libcst makefun optree six
-DALI_TESTS := tests/device/test_dali.py
+DALI_TESTS := tests/device/test_dali.py tests/benchmarks/test_gpu_feed.py
 LONG := slow or fault or service
 GPU := gpu or multigpu
 # As many test processes as there are cores.
@@ -85,7 +85,7 @@ test-long: $(INSTALLED)  ## long fault and property runs, then DALI's
 	$(MAKE) test-dali
 
 test-dali: $(DALI_INSTALLED)  ## pictures decoded by DALI on the processor (a download of some hundred MB)
-	PYTHONPATH=$(DALI) $(BIN)/python -m pytest $(PARALLEL) -m "not ($(GPU))" $(DALI_TESTS)
+	PYTHONPATH=$(CURDIR)/$(DALI) $(BIN)/python -m pytest $(PARALLEL) -m "not ($(GPU))" $(DALI_TESTS)
 
 test-all: test  ## test, then test-long (45 minutes at most)
 	$(MAKE) test-long
