@@ -17,12 +17,14 @@ import pytest
 import torch
 from dalikit import KINDS, kept, same
 from latedevice import LateBackend, unheld
+from shardkit import Part, scalar, write_dataset
 
 import lfdata.transforms as T
 from lfdata import DeviceLoader, Loader
 from lfdata.device import Images
 from lfdata.device.dali import Pictures, regions
 from lfdata.errors import BadSamplesError, OptionError, SampleError
+from lfdata.format.meta import FieldMeta
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed: pip install 'lfdata[dali]', or make test-dali")
 
@@ -247,6 +249,44 @@ def test_batches_that_are_kept_never_change(files: Path) -> None:
     by_dali.close()
     gc.collect()
     assert all(torch.equal(one, batch["image"]) for one, batch in zip(before, held, strict=True))
+
+
+def test_rows_without_a_picture(tmp_path: Path) -> None:
+    rows: list[Any] = []
+    for number in range(12):
+        values = {"label": scalar(number, "int64")}
+        if number % 3:
+            values["image"] = dalikit.KEEP.encode(dalikit.file(dalikit.scene(number, 70, 60)))
+        rows.append((b"%d" % number, values))
+    write_dataset(tmp_path / "set", dalikit.FIELDS, [Part(rows)], name="some")
+    plain, by_dali = pair(tmp_path / "set")
+    for ours, theirs in zip(kept(plain), kept(by_dali), strict=True):
+        assert "image.present" in ours
+        same(ours, theirs)
+    assert by_dali.stats()["decoding"]["pictures"] == 8
+
+
+def test_two_fields_from_two_sources(tmp_path: Path) -> None:
+    """Mixed, each with a pipeline of its own; a field of grey pictures has one channel."""
+    fields = (*dalikit.FIELDS, FieldMeta("grey", "image", dalikit.KEEP.params))
+    paths = []
+    for seed in (0, 100):
+        rows: list[Any] = []
+        for number in range(9):
+            pixels = dalikit.scene(seed + number, 70, 60 + number)
+            image, grey = (dalikit.KEEP.encode(dalikit.file(pixels, mode=mode)) for mode in ("RGB", "L"))
+            rows.append((b"%d" % number, {"image": image, "grey": grey, "label": scalar(number, "int64")}))
+        write_dataset(tmp_path / str(seed), fields, [Part(rows)], name=f"two-{seed}")
+        paths.append(tmp_path / str(seed))
+    options: dict[str, Any] = {"mixture": {}, "engine": "inline", "native": False, "seed": 1}
+    wanted = {"image": CROPS, "grey": [T.RandomCrop(32)], "label": None}
+    plain = Loader(paths, 6, wanted, **options)
+    by_dali = DeviceLoader(Loader(paths, 6, wanted, **options), "cpu", decode="dali")
+    for ours, theirs in zip(kept(plain), kept(by_dali), strict=True):
+        assert ours["grey"].shape[1:] == (32, 32, 1) and "__source__" in ours
+        dalikit.apart(ours.pop("grey"), theirs.pop("grey"))
+        same(ours, theirs)
+    assert by_dali.stats()["decoding"]["pictures"] == 2 * 6 * len(plain)
 
 
 def test_what_else_is_asked_of_a_picture_is_refused(jpegs: Path) -> None:
