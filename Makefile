@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 INSTALLED := $(VENV)/.installed
 PILLOW_INSTALLED := $(PILLOW_VENV)/.installed
+DALI := .dali
+DALI_INSTALLED := $(DALI)/.installed
 GPU_PYTHON ?= python3
 
 # What changes an installation: the pins, the package's declaration, the native source.
@@ -14,6 +16,10 @@ CHECKED := lfdata lftrain tools/shard_builder benchmarks
 # The second environment holds plain pillow and only what these tests import; matplotlib needs plain pillow too.
 PILLOW_PACKAGES := pillow matplotlib click hypothesis msgspec numpy pytest soundfile soxr tqdm xxhash zstandard
 PILLOW_TESTS := $(wildcard tests/codecs/test_image*.py tests/codecs/test_jpeg*.py tests/codecs/test_sniff.py tests/codecs/test_pixels.py tests/benchmarks/test_plot.py)
+# DALI and what it needs, in a folder of its own that its tests alone see: it asks for other versions than the rest, and is large.
+DALI_PACKAGES := nvidia-dali-cuda120 nvidia-libnvcomp-cu12 nvidia-nvimgcodec-cu12 nvidia-nvjpeg2k-cu12 nvidia-nvjpeg-cu12 nvidia-nvtiff-cu12 \
+	nvtx astunparse gast libcst makefun optree six
+DALI_TESTS := tests/device/test_dali.py tests/benchmarks/test_gpu_feed.py
 LONG := slow or fault or service
 GPU := gpu or multigpu
 # As many test processes as there are cores.
@@ -22,7 +28,7 @@ DEMO := demo-out
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo lint test test-quick test-pillow test-long test-all test-gpu clean
+.PHONY: help install demo lint test test-quick test-pillow test-long test-dali test-all test-gpu clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 18
@@ -44,6 +50,11 @@ $(PILLOW_INSTALLED): $(SETUP)
 	$(PYTHON) -m venv $(PILLOW_VENV)
 	$(PILLOW_VENV)/bin/python -m pip install --quiet --constraint constraints.txt pip
 	$(PILLOW_VENV)/bin/python -m pip install --quiet --constraint constraints.txt $(PILLOW_PACKAGES)
+	@touch $@
+
+$(DALI_INSTALLED): $(INSTALLED)
+	rm -rf $(DALI)
+	$(PIP) install --quiet --no-deps --constraint constraints.txt --target $(DALI) $(DALI_PACKAGES)
 	@touch $@
 
 demo: $(INSTALLED)  ## convert the sample set, verify, iterate, contact sheet
@@ -69,8 +80,13 @@ test-quick: $(INSTALLED)  ## quick tests only
 test-pillow: $(PILLOW_INSTALLED)  ## picture codecs with plain pillow
 	$(PILLOW_VENV)/bin/python -m pytest -m "not ($(LONG) or $(GPU))" $(PILLOW_TESTS)
 
-test-long: $(INSTALLED)  ## long fault and property runs only
+test-long: $(INSTALLED)  ## long fault and property runs, then DALI's
 	$(BIN)/python -m pytest $(PARALLEL) -m "($(LONG)) and not ($(GPU))"
+	@$(MAKE) $(DALI_INSTALLED) || echo "DALI cannot be installed here (see above): its tests are left out"
+	@[ ! -e $(DALI_INSTALLED) ] || $(MAKE) test-dali
+
+test-dali: $(DALI_INSTALLED)  ## pictures decoded by DALI on the processor (a download of some hundred MB)
+	PYTHONPATH=$(CURDIR)/$(DALI) $(BIN)/python -m pytest $(PARALLEL) -m "not ($(GPU))" $(DALI_TESTS)
 
 test-all: test  ## test, then test-long (45 minutes at most)
 	$(MAKE) test-long
@@ -81,6 +97,6 @@ test-gpu:  ## tests that need CUDA, with GPU_PYTHON's torch
 
 clean:  ## remove environments, caches and outputs (but no benchmark records)
 	[ ! -d bench-data ] || find bench-data -mindepth 1 -maxdepth 1 ! -name records -exec rm -rf {} +
-	rm -rf $(VENV) $(PILLOW_VENV) $(DEMO) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PILLOW_VENV) $(DALI) $(DEMO) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find lfdata lftrain tools benchmarks tests samples -name __pycache__ -prune -exec rm -rf {} +
 	find lfdata -name '*.so' -delete

@@ -23,6 +23,9 @@ from lfdata.loader.taker import Taker
 
 # Host batches that are held until their copies are done, where nobody else does it.
 HELD = 3
+# Ways that need a library beside torch; and those that fork workers, which come first.
+NEEDS = {"decoded by DALI": "nvidia.dali", "DALI": "nvidia.dali", "webdataset": "webdataset"}
+FORKED = ("torch DataLoader", "webdataset")
 LADDER = ("loader", "registered", "ahead", "kernel", "feedback")
 
 
@@ -107,11 +110,13 @@ def plain(setting: Setting, batch: int, register: bool = False) -> Arm:
     return Arm(batches(), close, loader.stats)
 
 
-def on_device(setting: Setting, batch: int, kernel: bool, **options: Any) -> Arm:
-    """DeviceLoader; ``kernel``: with pictures made by it, else by torch's operations in the step."""
+def on_device(setting: Setting, batch: int, kernel: bool, decode: str = "cpu", **options: Any) -> Arm:
+    """DeviceLoader; ``kernel``: with pictures made by it, else by torch's operations in the step; ``decode``: by whom they are decoded."""
     # In the memory order that torch's operations give.
     ops = {setting.field: Images(channels_last=True)} if kernel else None
-    loader = DeviceLoader(setting.loader(batch, **options), setting.device, ops=ops)
+    loader = DeviceLoader(
+        setting.loader(batch, **options), setting.device, ops=ops, decode=decode, decode_threads=setting.threads
+    )
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for found in endless(loader):
@@ -187,6 +192,17 @@ def libraries() -> list[str]:
     return [name for name in ("simplejpeg", "cv2") if find_spec(name) is not None]
 
 
+def there(module: str) -> bool:
+    """Whether a module can be imported."""
+    from importlib.util import find_spec
+
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        # Nor is the package around it.
+        return False
+
+
 class Forever(Sampler[int]):
     """Permutation after permutation, so that workers never stop at the end of an epoch."""
 
@@ -228,7 +244,11 @@ def torch_loader(setting: Setting, batch: int, workers: int) -> Arm:
 
 
 def arms(setting: Setting, batch: int, workers: int) -> dict[str, Callable[[], Arm]]:
-    """By name; the first ones are what the others are compared with, then the ladder, then torch's."""
+    """By name; the first ones are what the others are compared with, then the ladder, then torch's, then what needs a library that is there."""
+    from benchmarks.gpu.peers import peers
+
+    ours: dict[str, Callable[[], Arm]] = {"decoded by DALI": lambda: on_device(setting, batch, kernel=True, decode="dali")}
+    others = ours | peers(setting, batch, workers)
     return {
         "resident": lambda: resident(setting, batch),
         "resident uint8": lambda: resident_bytes(setting, batch),
@@ -238,4 +258,5 @@ def arms(setting: Setting, batch: int, workers: int) -> dict[str, Callable[[], A
         "kernel": lambda: on_device(setting, batch, kernel=True),
         "feedback": lambda: on_device(setting, batch, kernel=True, feedback=True),
         "torch DataLoader": lambda: torch_loader(setting, batch, workers),
+        **{name: make for name, make in others.items() if there(NEEDS[name])},
     }

@@ -162,7 +162,7 @@ def picked(stats: dict[str, Any]) -> dict[str, Any]:
     """What of a loader's statistics says how it did."""
     return {
         name: stats[name]
-        for name in ("copied", "width", "waiting", "feedback", "device", "slots", "slot_bytes")
+        for name in ("copied", "width", "waiting", "feedback", "device", "decoding", "slots", "slot_bytes")
         if name in stats
     }
 
@@ -184,7 +184,7 @@ def fed(run: Run, name: str, model: torch.nn.Module, batch: int, seconds: float,
     made: dict[str, ways.Arm] = {}
     try:
         # Its workers are forked before the threads and processes of the others begin.
-        for arm in sorted(chosen, key=lambda one: one != "torch DataLoader"):
+        for arm in sorted(chosen, key=lambda one: one not in ways.FORKED):
             made[arm] = makers[arm]()
         made = {arm: made[arm] for arm in chosen}
         rounds(run, name, made, step, seconds, warm)
@@ -193,7 +193,7 @@ def fed(run: Run, name: str, model: torch.nn.Module, batch: int, seconds: float,
             one.close()
 
 
-def starved(run: Run, batch: int, seconds: float) -> None:
+def starved(run: Run, batch: int, seconds: float, chosen: list[str]) -> None:
     """A consumer that takes all it gets: the decoder's rate with nothing behind it, and with a device behind it."""
     options = run.options
     setting = ways.Setting(options.data, options.field, run.device, options.side, options.threads)
@@ -202,6 +202,9 @@ def starved(run: Run, batch: int, seconds: float) -> None:
         "loader alone": ways.Arm(ways.endless(alone), alone.close, alone.stats),
         "kernel": ways.on_device(setting, batch, kernel=True),
     }
+    # Those that decode elsewhere are starved, too, if they were asked for.
+    makers = ways.arms(setting, batch, options.workers)
+    made |= {name: makers[name]() for name in chosen if name in ways.NEEDS and name not in ways.FORKED}
 
     def step(found: Any) -> int:
         return len(found["__index__"]) if isinstance(found, dict) else len(found[0])
@@ -267,7 +270,7 @@ def main(arguments: list[str] | None = None) -> int:
     if "small" in parts:
         fed(run, "small", Launches(4 if options.tiny else 64), options.small_batch, options.seconds / 2, chosen, SMALL_WARM)
     if "starved" in parts:
-        starved(run, options.batch, options.seconds / 2)
+        starved(run, options.batch, options.seconds / 2, chosen)
     run.save()
     run.say(f"written: {options.output.name}")
     return 1 if any("stopped" in one or one.get("errors") for one in run.results.values()) else 0

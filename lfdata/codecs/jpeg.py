@@ -10,7 +10,7 @@ import re
 import shutil
 import struct
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,6 +104,14 @@ def parse(data: bytes) -> JpegInfo:
             sof, offset, bits, width, height, components = frame
             scan, _, _, _ = _parse_scan(body)
             return JpegInfo(width, height, sof, bits, components, offset, pos, scan, interval, adobe)
+
+
+def segments(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Marker code and body of each segment before the first scan. Raises as :func:`parse`."""
+    pos, code = 2, 0
+    while code not in (0xDA, 0xD9):
+        pos, code, body = _segment(data, pos)
+        yield code, body
 
 
 def _segment(data: bytes, pos: int) -> tuple[int, int, bytes]:

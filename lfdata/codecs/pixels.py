@@ -81,7 +81,8 @@ class CropDecoder:
         policy = ImagePolicy.from_params(params)
         self._params, self._portable_decoder = params, None if self._native is not None else image_decoder(params, max_pixels)
         self._channels, self._max_pixels = channels, max_pixels
-        self._refuse_icc = policy.codec == "keep" and policy.icc == "srgb"
+        # A profile must be applied, which the native decoder does not.
+        self.refuse_icc = policy.codec == "keep" and policy.icc == "srgb"
 
     def crop_resize(
         self,
@@ -142,7 +143,7 @@ class CropDecoder:
                 out,
                 rows,
                 out.shape[1:],
-                int(self._refuse_icc),
+                int(self.refuse_icc),
                 threads,
                 turn,
                 status,

@@ -50,6 +50,7 @@ class Ahead:
         found = self._queue.popleft()
         if found.error is not None:
             raise found.error
+        found = self._transfer.completed(found)
         self.spot = found.spot
         return found
 

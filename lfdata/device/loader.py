@@ -10,13 +10,14 @@ import torch
 
 from lfdata.device.ahead import Ahead
 from lfdata.device.backend import Backend, backend_of
+from lfdata.device.decoding import decoding_of
 from lfdata.device.images import Op
 from lfdata.device.ring import Ring
 from lfdata.device.transfer import ABOUT_ROWS, Batch, Transfer
 from lfdata.errors import OptionError
 from lfdata.loader.forecast import Forecast
 from lfdata.loader.loader import Loader
-from lfdata.loader.options import MOST_AHEAD, whole
+from lfdata.loader.options import MOST_AHEAD, MOST_THREADS, whole
 from lfdata.loader.taker import Taker
 
 
@@ -34,9 +35,12 @@ class DeviceLoader:
         hold: batches that the consumer keeps at a time before it gives them back: micro-batches of a step, say.
         max_bytes: memory on the device, at most; fewer batches are ahead then.
         ops: by field, what is made of it on the device: :class:`lfdata.device.Images`.
+        decode: who decodes pictures: ``"cpu"``, the loader; ``"dali"``, NVIDIA DALI (extra ``dali``) does the JPEGs, on the GPU if that is the
+            device, and the loader does the others; ``"auto"``, whichever was measured to be faster on such a machine (docs/scheduler.md).
+        decode_threads: of the processor, for DALI; by default as many as the loader decodes with.
 
     Raises:
-        DeviceError: there is no such GPU. OptionError: options that make no sense.
+        DeviceError: there is no such GPU. OptionError: options that make no sense. MissingExtraError: DALI is not installed.
     """
 
     def __init__(
@@ -48,6 +52,8 @@ class DeviceLoader:
         hold: int = 1,
         max_bytes: int | None = None,
         ops: Mapping[str, Op] | None = None,
+        decode: str = "cpu",
+        decode_threads: int | None = None,
         _backend: Backend | None = None,
     ) -> None:
         ahead, hold = whole("ahead", ahead, 0, MOST_AHEAD), whole("hold", hold, 1, MOST_AHEAD)
@@ -65,10 +71,15 @@ class DeviceLoader:
                     f"ops: the batches have no field {name!r} of fixed shape; there are {', '.join(loader.forecast(1).bytes)}"
                 )
             op.check(name, *declared)
+        if decode_threads is not None:
+            decode_threads = whole("decode_threads", decode_threads, 1, MOST_THREADS)
+        self._decoding = decoding_of(decode, self._taker, self.device, 1 if backend is None else ahead + 2, decode_threads)
         self._transfer: Transfer | None = None
         if backend is not None:
             # What the consumer has while it asks, what it gets, and what is ahead of that.
-            self._transfer = Transfer(backend, self._taker, Ring(backend, ahead + hold + 1, max_bytes), self._ops)
+            self._transfer = Transfer(
+                backend, self._taker, Ring(backend, ahead + hold + 1, max_bytes), self._ops, self._decoding
+            )
         self._under_way: Ahead | None = None
         # The epoch after, once the one under way is ahead to its end.
         self._after: Ahead | None = None
@@ -104,8 +115,14 @@ class DeviceLoader:
     def stats(self) -> dict[str, Any]:
         """The loader's, and under ``"device"``: bytes registered, or why that was refused; places of the ring, their size and bytes; how often
         it had to grow; batches that got memory of their own since the consumer kept others; batches and bytes copied, batches copied from
-        pageable memory; seconds the device waited for copies (with feedback)."""
-        return {**self.loader.stats(), "device": None if self._transfer is None else self._transfer.report()}
+        pageable memory; seconds the device waited for copies (with feedback). Under ``"decoding"``, if DALI decodes: pictures
+        that it got, how often it ended with an error, batches that the loader made in its place then."""
+        device = None if self._transfer is None else self._transfer.report()
+        return {
+            **self.loader.stats(),
+            "device": device,
+            "decoding": None if self._decoding is None else self._decoding.report(),
+        }
 
     # -- iteration ----------------------------------------------------------------------------------------------------
 
@@ -142,6 +159,8 @@ class DeviceLoader:
     def _on_host(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         try:
             for batch in batches:
+                if self._decoding is not None:
+                    batch = self._decoding.on_host(batch)
                 self.rows = {name: batch[name] for name in ABOUT_ROWS if name in batch}
                 yield self._operated(batch) if self._ops else batch
         finally:
@@ -171,6 +190,8 @@ class DeviceLoader:
             try:
                 if self._transfer is not None:
                     self._transfer.close()
+                elif self._decoding is not None:
+                    self._decoding.close()
             finally:
                 self.loader.close()
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from lfdata.device.backend import Backend, Event
+from lfdata.device.dali import Refused
+from lfdata.device.decoding import Decoding, Piece
 from lfdata.device.images import Op
 from lfdata.device.register import Registered
 from lfdata.device.ring import Place, Ring
@@ -43,6 +45,7 @@ class Copied:
 
     Attributes:
         spot: where the loader is after it. error: instead of a batch.
+        inputs: its tensors on the device, before operations; pieces: those of its pictures that are still decoded.
     """
 
     spot: Spot
@@ -52,6 +55,8 @@ class Copied:
     done: Event | None = None
     rows: Batch | None = None
     error: Exception | None = None
+    inputs: Batch = field(default_factory=dict)
+    pieces: dict[str, Piece] = field(default_factory=dict)
 
 
 def aligned(size: int) -> int:
@@ -64,14 +69,18 @@ class Transfer:
 
     Args:
         ops: what is done to fields, by name.
+        decoding: who decodes pictures, if the loader does not.
     """
 
-    def __init__(self, backend: Backend, taker: Taker, ring: Ring, ops: Mapping[str, Op]) -> None:
+    def __init__(
+        self, backend: Backend, taker: Taker, ring: Ring, ops: Mapping[str, Op], decoding: Decoding | None = None
+    ) -> None:
         self._backend, self._taker, self.ring, self._ops = backend, taker, ring, dict(ops)
+        self._decoding = decoding
         self._staging: torch.Tensor | None = None
         self.registered: Registered | None = None
         # Host batches whose copies are not known to be done, with their slots: they must not be filled anew.
-        self._held: deque[tuple[Event, Batch, int | None]] = deque()
+        self._held: deque[tuple[Event, Any, int | None]] = deque()
         self._waits: deque[tuple[Event, Event]] = deque()
         self.batches = self.bytes = self.pageable = 0
         self.waited = 0.0
@@ -106,13 +115,16 @@ class Transfer:
     def _largest(self) -> int:
         loader, left = self._taker, ROWS_LOOKED_AT // max(1, self._taker.rows)
         found = loader.forecast(1)
-        if any(name.endswith(OFFSETS) for name in found.bytes):
+        beside = self._decoding.beside if self._decoding is not None else ()
+        if any(name.endswith(OFFSETS) for name in found.bytes if name not in beside):
             found = loader.forecast(max(1, min(loader.batches_left, left)))
         return self._most(found)
 
     def _most(self, found: Forecast) -> int:
         total = np.zeros(len(found), np.int64)
         for name, sizes in found.bytes.items():
+            if self._decoding is not None and name in self._decoding.beside:
+                continue
             op = self._ops.get(name)
             total += -(-(sizes if op is None else sizes * op.bytes(1)) // ALIGN) * ALIGN
         return int(total.max(initial=0))
@@ -122,6 +134,13 @@ class Transfer:
     def begin(self, batch: Batch) -> Copied:
         """Have a batch copied, which the loader has just given."""
         self._know(batch)
+        pieces: dict[str, Piece] = {}
+        whole = batch
+        if self._decoding is not None:
+            batch, pieces = self._decoding.begin(batch)
+        return self._begin(batch, pieces, self._slot_of(whole))
+
+    def _begin(self, batch: Batch, pieces: dict[str, Piece], slot: int | None) -> Copied:
         parts, size = self._parts(batch)
         place = self.ring.take(size) or self.ring.more(size)
         backend, memory = self._backend, place.memory
@@ -140,22 +159,54 @@ class Transfer:
                 inputs[part.name] = _view(staging, at, size_in, part.dtype, part.shape)
                 at += aligned(size_in)
 
+        # What is still decoded comes later, with what is made of it.
+        sources = {name: value for name, value in batch.items() if name not in pieces}
+        backend.copy([(inputs[name], value) for name, value in sources.items() if value.numel()])
+        done = backend.record()
+        self._held.append((done, sources, slot))
+        self.batches += 1
+        self.bytes += sum(value.nbytes for value in sources.values())
+        rows = {name: batch[name].clone() for name in ABOUT_ROWS if name in batch}
+        found = Copied(self._taker.spot, place, parts, size, done, rows, inputs=inputs, pieces=pieces)
+        self._operate(found, [part for part in staged if part.name not in pieces])
+        return found
+
+    def _operate(self, copied: Copied, parts: Sequence[Part]) -> None:
+        """Have operations done, after the copies so far."""
+        if not parts:
+            return
+        place, inputs = copied.place, copied.inputs
+        assert place is not None
+        memory = place.memory
+
         def operate() -> None:
-            for part in staged:
+            for part in parts:
                 assert part.op is not None
                 out = part.op.out(memory[part.at : part.at + part.size], part.shape)
                 part.op.run(part.name, inputs[part.name], out, inputs)
 
-        backend.copy([(target, batch[name]) for name, target in inputs.items() if target.numel()])
-        copied = done = backend.record()
-        self._held.append((copied, batch, self._slot_of(batch)))
-        if staged:
-            backend.enqueue(operate)
-            done = backend.record()
-        self.batches += 1
-        self.bytes += sum(value.nbytes for value in batch.values())
-        rows = {name: batch[name].clone() for name in ABOUT_ROWS if name in batch}
-        return Copied(self._taker.spot, place, parts, size, done, rows)
+        self._backend.enqueue(operate)
+        copied.done = self._backend.record()
+
+    def completed(self, copied: Copied) -> Copied:
+        """The batch, whose pictures are waited for if others than the loader decode them. Raises what making it raises."""
+        pieces, decoding = copied.pieces, self._decoding
+        if not pieces or decoding is None:
+            return copied
+        try:
+            pairs = [pair for name, piece in pieces.items() for pair in decoding.collect(name, piece, copied.inputs[name])]
+        except Refused as why:
+            self.drop(copied)
+            made: Copied = decoding.again(copied.spot, why, lambda batch: self._begin(batch, {}, None))
+            made.spot = copied.spot
+            return made
+        self._backend.copy(pairs)
+        copied.done = self._backend.record()
+        # Its memory is the decoder's, who uses it again once it is let go of.
+        self._held.append((copied.done, pairs, None))
+        self._operate(copied, [part for part in copied.parts if part.op is not None and part.name in pieces])
+        copied.pieces = {}
+        return copied
 
     def _parts(self, batch: Batch) -> tuple[tuple[Part, ...], int]:
         parts, at = [], 0
@@ -183,7 +234,7 @@ class Transfer:
         if before is not None:
             self._waits.append((before, backend.note(consumer, timed=True)))
         flat = self.ring.lend(place, copied.size, consumer)
-        copied.place = None
+        copied.place, copied.inputs = None, {}
         return {
             part.name: _view(flat, part.at, part.size, part.dtype, part.shape)
             if part.op is None
@@ -193,6 +244,8 @@ class Transfer:
 
     def drop(self, copied: Copied) -> None:
         """A batch that nobody will get. What is copied into its place next comes after it on the same stream."""
+        if self._decoding is not None:
+            self._decoding.drop(copied.pieces)
         if copied.place is not None:
             self.ring.give(copied.place)
             copied.place = None
@@ -233,6 +286,8 @@ class Transfer:
             self.forget()
         finally:
             self._waits.clear()
+            if self._decoding is not None:
+                self._decoding.close()
             self._staging = None
             self.ring.close()
 

@@ -203,15 +203,26 @@ def plain(filler: Filler) -> bool:
 
 
 def make_filler(
-    sources: Sequence[ShardDataset], name: str, ops: Sequence[Any], rows: int, native: bool | None, repeats: int = 1
+    sources: Sequence[ShardDataset],
+    name: str,
+    ops: Sequence[Any],
+    rows: int,
+    native: bool | None,
+    repeats: int = 1,
+    stored: bool = False,
 ) -> Filler:
-    """The filler of a field with its transforms, for rows of which up to ``repeats`` may be one sample.
+    """The filler of a field with its transforms, for rows of which up to ``repeats`` may be one sample; ``stored``: its JPEGs are not decoded.
 
     Raises:
         OptionError: kinds that differ, transforms that do not fit.
     """
     filler: Filler
-    if ops and isinstance(ops[0], T.Window):
+    if stored:
+        # A decoder process that starts is waited for, and most have no use for it.
+        from lfdata.loader.stored import StoredImages
+
+        filler = StoredImages(sources, name, rows, ops, native)
+    elif ops and isinstance(ops[0], T.Window):
         make = partial(_filler, sources, name, list(ops[1:]), native=native)
         filler = WindowFiller(sources, name, rows, ops[0], lambda count: make(rows=count))
     else:

@@ -55,6 +55,8 @@ class Filler:
         self.calls_user = False
         # For stored bytes that nobody sees after fill().
         self._memory = Memory()
+        # Whether a row has room for any sample, though some of the field's arrays are ragged.
+        self.takes_any = False
         # Whether augment() does anything.
         self.augments = False
         # A field that every sample must have needs no column that says so.

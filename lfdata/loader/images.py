@@ -103,9 +103,11 @@ class ImageFiller(Filler):
         for position, reason in placed.bad.items():
             row = int(good[position])
             bad[row] = as_sample_error(SampleError("crop", reason), self.name, rows, row)
+        todo = np.ones(len(good), bool)
+        todo[list(placed.bad)] = False
+        self._hand_on(rows, found, sizes, placed, good, todo, arrays)
         for number, where in kept.by_source():
-            usable = np.array([p for p in where.tolist() if p not in placed.bad], np.int64) if placed.bad else where
-            for some in in_pieces(usable, rows, threads):
+            for some in in_pieces(where[todo[where]], rows, threads):
                 rows.spans.check()
                 places = good[some]
                 with rows.spans.stage(DECODE):
@@ -125,6 +127,18 @@ class ImageFiller(Filler):
                     bad[row] = as_sample_error(error, self.name, rows, row)
         rows.kept[self.name + PRESENT] = found.present
         return bad
+
+    def _hand_on(
+        self,
+        rows: Rows,
+        found: Payloads,
+        sizes: dict[str, NDArray[Any]],
+        placed: T.Placed,
+        good: NDArray[np.int64],
+        todo: NDArray[np.bool_],
+        arrays: dict[str, NDArray[Any]],
+    ) -> None:
+        """Take pictures out of what is to be decoded here (``todo``, by place in ``good``) that somebody else decodes."""
 
     def augment(self, rows: Rows, arrays: dict[str, NDArray[Any]], bad: Container[int]) -> Errors:
         if not self.augments:

@@ -192,6 +192,8 @@ class Loader:
         self._owner = os.getpid()
         self._epoch, self._done, self._loaded, self._generation = 0, 0, False, 0
         self._bad, self._rows, self._copied = 0, 0, 0
+        # What decodes stored pictures in place of this loader, if somebody does.
+        self._decoder = ""
         # Batches that the slot handed out last still has.
         self._left = 0
         self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
@@ -360,5 +362,6 @@ class Loader:
         self._move(epoch, done, loaded=True)
 
     def _build(self) -> dict[str, str]:
-        """What decodes here: with ``native=False`` it is PIL, whatever else there is."""
-        return dict(build()) | ({"native": "False"} if self._spec.native is False else {})
+        """What decodes here: with ``native=False`` it is PIL, whatever else there is; or a decoder on the device."""
+        decoder = self._decoder or ("False" if self._spec.native is False else "")
+        return dict(build()) | ({"native": decoder} if decoder else {})

@@ -84,7 +84,7 @@ class Producer:
             parts.append(Part(SOURCE, layout.add(np.int64, (rows,))))
         self.status = layout.add(np.uint8, (rows,))
         for name, ops in self.ops.items():
-            filler = make_filler(self.sources, name, ops, rows, self.spec.native, self.plan.repeats)
+            filler = make_filler(self.sources, name, ops, rows, self.spec.native, self.plan.repeats, name in self.spec.stored)
             filler.declare(layout)
             fillers.append(filler)
             parts += filler.parts
@@ -108,6 +108,11 @@ class Producer:
     def _extra(self, op: Any, parts: Sequence[Part]) -> dict[str, tuple[Any, tuple[int, ...]]]:
         """Arrays that a batch operation adds: its own, and its partners' values of the fields it names."""
         found = {part.name: part for part in parts}
+        if op.field in self.spec.stored:
+            raise OptionError(
+                f"{type(op).__name__}: the pictures of {op.field!r} are decoded on the device, after batch transforms: mix them there "
+                "(lfdata.device.Images), or take decode='cpu'"
+            )
         for option, name in (("field", op.field), *(("labels", label) for label in op.labels)):
             if name not in found:
                 raise OptionError(
@@ -259,7 +264,7 @@ class Producer:
         """All fields of all rows; bad rows by policy. Gives the events."""
         samples, events = work.samples, []
         policy = self.spec.bad.policy
-        if policy == "replace" and any(part.by for filler in fillers for part in filler.parts):
+        if policy == "replace" and any(part.by for filler in fillers if not filler.takes_any for part in filler.parts):
             policy = "mask"  # ragged samples are masked in place: a slot has room for those it was planned for
         for attempt in range(MOST_ATTEMPTS):
             if job.careful:
@@ -298,7 +303,8 @@ class Producer:
     def _try_each(self, job: Job, samples: Samples, lane: Lane) -> None:
         """Decode every sample alone, saying which: if that ends this process, the next one is told."""
         layout, parts = Layout(), []
-        fillers = [make_filler(self.sources, name, ops, 1, self.spec.native, 1) for name, ops in self.ops.items()]
+        native, stored = self.spec.native, self.spec.stored
+        fillers = [make_filler(self.sources, name, ops, 1, native, 1, name in stored) for name, ops in self.ops.items()]
         for filler in fillers:
             filler.declare(layout)
             parts += filler.parts

@@ -66,7 +66,7 @@ class BadSpec(msgspec.Struct, frozen=True):
 class Spec(msgspec.Struct, frozen=True):
     """What comes out (see :attr:`identity`), for which rank, and how. Of an epoch's steps only ``first``, ``first + every``, ..., which are
     counted 0, 1, ... then, are made here; all, but in a worker of torch's DataLoader. ``cache``: where files that are not local are kept;
-    ``node``: first of the ranks that share it, and their number."""
+    ``node``: first of the ranks that share it, and their number; ``stored``: fields of pictures whose JPEGs the device decodes (stored.py)."""
 
     sources: tuple[SourceSpec, ...]
     fields: tuple[FieldSpec, ...]
@@ -86,6 +86,7 @@ class Spec(msgspec.Struct, frozen=True):
     every: int = 1
     cache: Cache | None = None
     node: tuple[int, int] = (0, 1)
+    stored: tuple[str, ...] = ()
 
     @property
     def identity(self) -> dict[str, str]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import torch
 
+from lfdata.loader.batch import Names, tensors
 from lfdata.loader.forecast import Forecast
-from lfdata.loader.pipeline import stop
+from lfdata.loader.images import ImageFiller
+from lfdata.loader.pipeline import start, stop
+from lfdata.loader.produce import Producer
 from lfdata.loader.slots import Slots
 from lfdata.loader.state import state_of
 
@@ -90,6 +94,52 @@ class Taker:
     def forecast(self, batches: int) -> Forecast:
         """Of the next batches."""
         return self._loader.forecast(batches)
+
+    # -- pictures decoded by somebody else -----------------------------------------------------------------------------
+
+    @property
+    def pictures(self) -> dict[str, tuple[int, tuple[int, int] | None, int]]:
+        """Fields of pictures: rows of a batch, (height, width) if all have one, channels."""
+        fillers = self._loader._producer.fillers
+        return {one.name: (self.rows, one.size, one.channels) for one in fillers if isinstance(one, ImageFiller)}
+
+    @property
+    def threads(self) -> int:
+        """That decode, in all processes."""
+        return self._loader._spec.threads * self._loader._options[1]
+
+    def store(self, names: Sequence[str], decoder: str) -> None:
+        """Have stored bytes with rectangles in place of pixels, of the JPEGs of some fields (stored.py). Ends an iteration that is under way.
+
+        Raises:
+            OptionError: a field of which something else is asked.
+        """
+        loader = self._loader
+        spec = msgspec.structs.replace(loader._spec, stored=tuple(names))
+        producer = Producer(spec)
+        stop(loader._pipelines)
+        loader._move(loader._epoch, loader._done, loaded=loader._loaded)
+        loader._spec, loader._producer, loader._names = spec, producer, Names(producer.parts)
+        loader._decoder = decoder
+
+    def again(self, spot: Spot) -> dict[str, torch.Tensor]:
+        """The batch before a spot, decoded by the loader alone, as it is without :meth:`store`. Raises what making it raises."""
+        loader = self._loader
+        _, _, _, stall_seconds, isolate, _, _ = loader._options
+        step, micro = divmod(spot.done - 1, loader._accumulate)
+        producer = Producer(msgspec.structs.replace(loader._spec, stored=()))
+        pipelines = [start(producer, "process" if isolate else "inline", 1, 1, stall_seconds, isolate, None, False)]
+        try:
+            filled = pipelines[0].get(spot.epoch, step)
+            at = producer.plan.step(step)
+            loader._note([event for event in filled.done.events if event.step == at])
+            rows = producer.share // loader._accumulate
+            batch = tensors(filled.arrays, Names(producer.parts), micro * rows, (micro + 1) * rows)
+            return {name: value.clone() for name, value in batch.items()}
+        finally:
+            stop(pipelines)
+
+    # -- sizes --------------------------------------------------------------------------------------------------------
 
     @property
     def batches_left(self) -> int:

@@ -9,7 +9,7 @@ import batchkit
 import pytest
 
 from benchmarks.gpu import feed
-from benchmarks.gpu.arms import LADDER
+from benchmarks.gpu.arms import LADDER, NEEDS, there
 
 
 @pytest.mark.slow
@@ -23,7 +23,8 @@ def test_every_part_is_recorded(tmp_path: Path) -> None:
     assert set(results) == {"copies", "allocation", "vit", "small", "starved"} and found["options"]["data"] == "d"
     for part in ("vit", "small"):
         assert not results[part]["errors"]
-        assert set(results[part]["summary"]) == {"resident", "resident uint8", *LADDER, "torch DataLoader"}
+        others = {name for name, module in NEEDS.items() if there(module)}
+        assert set(results[part]["summary"]) == {"resident", "resident uint8", *LADDER, "torch DataLoader", *others}
         assert all(len(repeats) == 1 and repeats[0]["rows"] > 0 for repeats in results[part]["repeats"].values())
         assert "idle_against_resident" in results[part]["summary"]["kernel"]
         assert "ms_against_rung_before" in results[part]["summary"]["feedback"]
