@@ -10,7 +10,6 @@ import torch
 from lfdata.loader.forecast import Forecast
 from lfdata.loader.pipeline import stop
 from lfdata.loader.slots import Slots
-from lfdata.loader.state import state_of
 
 if TYPE_CHECKING:
     from lfdata.loader.loader import Loader
@@ -56,13 +55,14 @@ class Taker:
         loader = self._loader
         if loader._left or loader._done >= len(loader):
             return True
-        step = loader._done // loader._accumulate
-        return bool(loader._pipelines) and loader._pipelines[0].ready(loader._epoch, step)
+        step, number = loader._where(loader._epoch, loader._done)
+        row = loader._row(loader._epoch, step, number)
+        return bool(loader._pipelines) and loader._pipelines[0].ready(loader._epoch, step, row)
 
     def go_back(self, spot: Spot, end: bool) -> None:
         """Put the loader where its consumer is; ``end``: and end its decoders, unless the consumer has the whole epoch."""
         loader = self._loader
-        whole = spot.done >= len(loader._producer.plan.batches(spot.epoch)) * loader._accumulate and not spot.loaded
+        whole = spot.done >= loader._length(spot.epoch) and not spot.loaded
         if end and not whole:
             stop(loader._pipelines)
         if whole:
@@ -72,8 +72,7 @@ class Taker:
 
     def state(self, spot: Spot) -> dict[str, Any]:
         """The loader's state, if it were there."""
-        loader = self._loader
-        return state_of(loader._spec, loader._accumulate, spot.epoch, spot.done, loader._build())
+        return self._loader._state(spot.epoch, spot.done)
 
     @property
     def watched(self) -> bool:
