@@ -189,6 +189,14 @@ class DataOptions(Struct, frozen=True, kw_only=True):
     processes: Annotated[int, _doc("decoder processes of a rank", ge=1)] = 1
     threads: Annotated[Count | None, _doc("decoding threads of a rank; none: its share of the cores")] = None
     prefetch: Annotated[int, _doc("slots filled ahead", ge=1)] = 2
+    max_bytes: Annotated[
+        int | str | None,
+        _doc('the most that the loader\'s slots may take on a rank: a number of bytes, or "4GiB"; none: no limit'),
+    ] = None
+    over: Annotated[
+        Literal["error", "split"],
+        _doc("a batch beyond `max_bytes`: an error before its epoch begins, or parts that are accumulated as micro-batches"),
+    ] = "error"
 
 
 class HeldOutOptions(Struct, frozen=True, kw_only=True):

@@ -64,9 +64,9 @@ class LoaderDataset(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
-        if workers > 1 and self._options.get("accumulate", 1) > 1:
+        if workers > 1 and (self._options.get("accumulate", 1) > 1 or self._options.get("over") == "split"):
             raise OptionError(
-                "accumulate with several workers: micro-batches of a step would come out of order; use one worker"
+                "accumulate or over='split' with several workers: micro-batches or parts of a step would come out of order; use one worker"
             )
         options = dict(self._options)
         if options.get("threads") is None:
