@@ -105,6 +105,13 @@ class ActivationOptions(Struct, frozen=True, kw_only=True):
     ] = "none"
     budget_mb: Annotated[Above | None, _doc("MB that all blocks together may keep for the backward pass (`budget`)")] = None
     torch_budget: Annotated[float, _doc("part of the activations that is kept (`torch`)", ge=0, le=1)] = 0.5
+    admit_mb: Annotated[
+        Above | None,
+        _doc(
+            "MB that a micro-batch may take: one that is expected to take more, by those seen so far, is cut by rows; none: none is. Not with "
+            "`graph.enabled`"
+        ),
+    ] = None
     limit_mb: Annotated[
         Above | None, _doc('memory of a step in MB, for `data.accumulate = "auto"`; none: 90 % of the GPU\'s')
     ] = None
