@@ -201,7 +201,7 @@ class Pipeline:
         finally:
             self._engine.close()
             if self._budget is not None:
-                self._leases.discard()
+                self._leases.discard([*(job.slot for job in self._flying), *self._unwanted.values()])
 
 
 def _begin(job: Job) -> tuple[int, int, int]:

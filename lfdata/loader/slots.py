@@ -241,9 +241,9 @@ class Leases:
         """Free slots."""
         return len(self._free)
 
-    def discard(self) -> None:
-        """Give the memory of free slots back. None of them is used again."""
-        self._slots.discard(self._free)
+    def discard(self, others: Iterable[int]) -> None:
+        """Give the memory of free slots back, and of others that were never lent. None of them is used again."""
+        self._slots.discard({*self._free, *others})
 
     def lend(self, number: int) -> Any:
         """The slot's memory as a buffer; when it and all arrays over it are gone, the slot is free."""

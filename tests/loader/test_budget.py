@@ -482,7 +482,7 @@ def test_memory_of_free_slots_is_given_back_while_a_batch_is_held(two: list[Path
     expected = batchkit.digest(held)
     slots = loader._pipelines[0].slots
     descriptor = os.dup(slots.descriptor)
-    for _ in batches:
+    while next(batches, None) is not None:
         pass
     before = os.fstat(descriptor).st_blocks * 512
     loader.close()
