@@ -68,8 +68,9 @@ class Loader:
         processes, threads, prefetch: decoder processes; threads of each for decoding (by default the cores of this process over the
             ranks of the node and the processes); slots being filled ahead.
         max_bytes: the most that the slots may take, as a number or ``"4GiB"``: they are then reserved for what the epoch really needs
-            (docs/scheduler.md). ``over``: a batch that is beyond that is an ``"error"`` before the epoch begins, or ``"split"``: it comes in
-            several consecutive parts, and ``__part__`` (rows, 2) int64 says of each batch which part it is, of how many.
+            (docs/scheduler.md).
+        over: a batch that is beyond that is an ``"error"`` before the epoch begins; ``"split"``: it comes in several consecutive parts, and
+            ``__part__`` (rows, 2) int64 says of each batch which part it is, and of how many.
         native: ``False``: decode pictures by PIL alone; ``True``: refuse to work without the native decoder.
         isolate: decode nothing in this process, not even the first batches: for pictures that nobody has looked at.
         stall_seconds: how long a batch may take before the decoder is taken for hung.
