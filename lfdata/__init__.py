@@ -15,7 +15,7 @@ from lfdata.codecs.pcm import Audio
 if TYPE_CHECKING:
     from lfdata.dataset import Ragged, ShardDataset
     from lfdata.device import DeviceLoader
-    from lfdata.loader.loader import Loader
+    from lfdata.loader.loader import Loader, NumpyLoader
     from lfdata.loader.stateful import LoaderDataset
     from lfdata.storage import Cache
     from lfdata.torch import ShardIterableDataset
@@ -29,6 +29,7 @@ __all__ = [
     "DeviceLoader",
     "Loader",
     "LoaderDataset",
+    "NumpyLoader",
     "Ragged",
     "ShardDataset",
     "ShardIterableDataset",
@@ -45,6 +46,7 @@ _LATE = {
     "DeviceLoader": ("lfdata.device", "DeviceLoader"),
     "Loader": ("lfdata.loader.loader", "Loader"),
     "LoaderDataset": ("lfdata.loader.stateful", "LoaderDataset"),
+    "NumpyLoader": ("lfdata.loader.loader", "NumpyLoader"),
     "Ragged": ("lfdata.dataset", "Ragged"),
     "ShardDataset": ("lfdata.dataset", "ShardDataset"),
     "open": ("lfdata.dataset", "ShardDataset"),
@@ -55,6 +57,9 @@ _LATE = {
 def __getattr__(name: str) -> Any:
     if name not in _LATE:
         raise AttributeError(f"module 'lfdata' has no attribute {name!r}")
+    if name == "Loader":
+        # Now rather than with the first loader, of which people want the first batch.
+        importlib.import_module("torch")
     module, attribute = _LATE[name]
     found = globals()[name] = getattr(importlib.import_module(module), attribute)
     return found

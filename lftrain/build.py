@@ -24,6 +24,7 @@ from lftrain.runtime.usage import MicroBatches
 from lftrain.tune.batch import plan
 
 _LOADER = ("shuffle", "block", "window", "mixture", "buckets", "packing", "bad_samples", "most_bad", "most_bad_rate")
+_BUDGET = ("max_bytes", "over")
 _PLACES = ("engine", "processes", "threads", "prefetch")
 
 
@@ -61,6 +62,8 @@ def build(config: Config) -> Runtime:
 
 def planned(config: Config, model: nn.Module, loss: Loss, group: Group) -> int:
     """Micro-batches a step, from what micro-batches of this model take on a real batch; the most that any rank needs."""
+    if config.data.over == "split":
+        raise ConfigError('data.accumulate = "auto" measures whole batches, and data.over = "split" cuts them: set a number')
     loader = training_loader(config.data, 1, config.run.seed, group)
     try:
         batch = next(iter(loader), None)
@@ -75,7 +78,7 @@ def planned(config: Config, model: nn.Module, loss: Loss, group: Group) -> int:
 
 def training_loader(data: DataOptions, accumulate: int, seed: int, group: Group) -> Loader:
     """The training data of this rank."""
-    options = {name: getattr(data, name) for name in (*_LOADER, *_PLACES)}
+    options = {name: getattr(data, name) for name in (*_LOADER, *_PLACES, *_BUDGET)}
     return Loader(
         data.path,
         data.batch_size,

@@ -105,6 +105,13 @@ class ActivationOptions(Struct, frozen=True, kw_only=True):
     ] = "none"
     budget_mb: Annotated[Above | None, _doc("MB that all blocks together may keep for the backward pass (`budget`)")] = None
     torch_budget: Annotated[float, _doc("part of the activations that is kept (`torch`)", ge=0, le=1)] = 0.5
+    admit_mb: Annotated[
+        Above | None,
+        _doc(
+            "MB that a micro-batch may take: one that is expected to take more, by those seen so far, is cut by rows; none: none is. Not with "
+            "`graph.enabled`"
+        ),
+    ] = None
     limit_mb: Annotated[
         Above | None, _doc('memory of a step in MB, for `data.accumulate = "auto"`; none: 90 % of the GPU\'s')
     ] = None
@@ -189,6 +196,14 @@ class DataOptions(Struct, frozen=True, kw_only=True):
     processes: Annotated[int, _doc("decoder processes of a rank", ge=1)] = 1
     threads: Annotated[Count | None, _doc("decoding threads of a rank; none: its share of the cores")] = None
     prefetch: Annotated[int, _doc("slots filled ahead", ge=1)] = 2
+    max_bytes: Annotated[
+        int | str | None,
+        _doc('the most that the loader\'s slots may take on a rank: a number of bytes, or "4GiB"; none: no limit'),
+    ] = None
+    over: Annotated[
+        Literal["error", "split"],
+        _doc("a batch beyond `max_bytes`: an error before its epoch begins, or parts that are accumulated as micro-batches"),
+    ] = "error"
 
 
 class HeldOutOptions(Struct, frozen=True, kw_only=True):

@@ -46,10 +46,10 @@ def fields_of(workload: Workload) -> dict[str, Any]:
     return {"image": image, "n": None}
 
 
-def _loader(workload: Workload, prepared: Path, settings: Settings, **options: Any) -> Any:
-    from lfdata import Loader
+def _loader(workload: Workload, prepared: Path, settings: Settings, numpy: bool = False, **options: Any) -> Any:
+    from lfdata.loader.loader import Loader, NumpyLoader
 
-    return Loader(
+    return (NumpyLoader if numpy else Loader)(
         prepared / "shards",
         workload.batch,
         fields_of(workload),

@@ -18,4 +18,4 @@ prepare = lfdata_loader.prepare
 
 def batches(workload: Workload, prepared: Path, settings: Settings) -> Iterator[Iterator[Batch]]:
     """Epochs without end."""
-    return lfdata_loader.batches(workload, prepared, settings, output="numpy")
+    return lfdata_loader.batches(workload, prepared, settings, numpy=True)

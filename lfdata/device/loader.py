@@ -60,7 +60,9 @@ class DeviceLoader:
         if max_bytes is not None:
             max_bytes = whole("max_bytes", max_bytes, 1, sys.maxsize)
         if loader.output != "torch":
-            raise OptionError(f"the loader gives arrays of {loader.output}; a DeviceLoader takes tensors: output='torch'")
+            raise OptionError(
+                f"{type(loader).__name__} gives arrays of {loader.output}; a DeviceLoader takes the tensors of a Loader"
+            )
         backend = _backend or backend_of(device)
         self.loader, self.device = loader, torch.device("cpu") if backend is None else backend.device
         self._taker, self._ops, self._ahead = Taker(loader), dict(ops or {}), ahead

@@ -24,7 +24,7 @@ ALIGN = 256
 ROWS_LOOKED_AT = 1 << 20
 OFFSETS = ".offsets"
 # What a batch says of its rows stays on the host too.
-ABOUT_ROWS = ("__index__", "__index__" + OFFSETS, "__source__", "__mask__")
+ABOUT_ROWS = ("__index__", "__index__" + OFFSETS, "__source__", "__mask__", "__part__")
 Batch = dict[str, torch.Tensor]
 
 

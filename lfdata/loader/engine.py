@@ -75,9 +75,9 @@ class Engine(Protocol):
 class InlineEngine:
     """Jobs are done when an answer is asked for, in the caller's thread; what can be read meanwhile is begun when they are given."""
 
-    def __init__(self, producer: Producer, slots: int) -> None:
+    def __init__(self, producer: Producer, slots: int, size: int) -> None:
         self._producer, self._jobs = producer, deque[Job]()
-        self.slots = Slots(slots, producer.layout.bytes)
+        self.slots = Slots(slots, size)
 
     def submit(self, job: Job) -> None:
         self._jobs.append(job)
@@ -98,8 +98,8 @@ class InlineEngine:
 class ThreadEngine:
     """Lanes in this process."""
 
-    def __init__(self, producer: Producer, slots: int, stall_seconds: float) -> None:
-        self.slots = Slots(slots, producer.layout.bytes)
+    def __init__(self, producer: Producer, slots: int, size: int, stall_seconds: float) -> None:
+        self.slots = Slots(slots, size)
         self._producer, self._stall = producer, stall_seconds
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
         self._lanes = Lanes(producer, self.slots, self._done.put)
@@ -135,10 +135,12 @@ class ProcessEngine:
     A decoder that crashes is started again, and tries the samples it was at one by one; the one that crashes it again is a bad sample.
     """
 
-    def __init__(self, producer: Producer, slots: int, stall_seconds: float, processes: int, isolate: bool = False) -> None:
+    def __init__(
+        self, producer: Producer, slots: int, size: int, stall_seconds: float, processes: int, isolate: bool = False
+    ) -> None:
         # One lane more: the caller's.
         lanes = processes * LANES + 1
-        self.slots = Slots(slots, producer.layout.bytes, lanes=lanes)
+        self.slots = Slots(slots, size, lanes=lanes)
         self._producer, self._stall = producer, stall_seconds
         self._decoders: list[Decoder] = []
         # Jobs for decoders that are not ready yet, and who does some of them meanwhile.
@@ -150,7 +152,7 @@ class ProcessEngine:
         self._closing = False
         self._owner, self._began = os.getpid(), time.monotonic()
         try:
-            self._greeting = pack(Hello(specs.encode(producer.spec), slots, producer.layout.bytes, lanes, self._owner))
+            self._greeting = pack(Hello(specs.encode(producer.spec), slots, size, lanes, self._owner))
             for number in range(processes):
                 self._start(number)
         except OSError as error:

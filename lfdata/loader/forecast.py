@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lfdata.loader.packed import PackedFiller
-from lfdata.loader.plan import Work
+from lfdata.loader.budget import Budget
+from lfdata.loader.places import ragged_bytes
 from lfdata.loader.produce import Producer
-from lfdata.loader.rows import Rows
 
 # Rows that are looked up at a time.
 ROWS_AT_ONCE = 1 << 18
@@ -38,7 +37,9 @@ class Forecast:
         return np.sum(list(self.bytes.values()), axis=0, dtype=np.int64) if self.bytes else np.zeros(len(self), np.int64)
 
 
-def forecast(producer: Producer, epoch: int, done: int, batches: int, accumulate: int) -> Forecast:
+def forecast(
+    producer: Producer, epoch: int, done: int, batches: int, accumulate: int, budget: Budget | None = None
+) -> Forecast:
     """The ``batches`` after the ``done`` batches of an epoch, and on into the epochs that follow."""
     parts: list[dict[str, NDArray[np.int64]]] = []
     epochs: list[NDArray[np.int64]] = []
@@ -48,16 +49,17 @@ def forecast(producer: Producer, epoch: int, done: int, batches: int, accumulate
         steps = len(producer.plan.batches(epoch))
         if not steps:
             break
-        first, micro = divmod(done, accumulate)
+        first, micro = divmod(done, accumulate) if budget is None else budget.epoch(epoch).where(done)
         taken = min(steps - first, at_once, -(-(batches + micro) // accumulate))
         if taken > 0:
-            here = slice(micro, min(taken * accumulate, micro + batches))
-            found = _of_steps(producer, epoch, first, taken, accumulate)
+            bounds = _bounds(producer, epoch, first, taken, accumulate, budget)
+            here = slice(micro, min(len(bounds) - 1, micro + batches))
+            found = _of_steps(producer, epoch, first, taken, bounds)
             parts.append({name: values[here] for name, values in found.items()})
             numbers.append(np.arange(done, done + here.stop - here.start, dtype=np.int64))
             epochs.append(np.full(len(numbers[-1]), epoch, np.int64))
             batches, done = batches - len(numbers[-1]), done + len(numbers[-1])
-        if done >= steps * accumulate:
+        if done >= (steps * accumulate if budget is None else budget.epoch(epoch).batches):
             epoch, done = epoch + 1, 0
     nothing = np.zeros(0, np.int64)
     names = [part.name for part in producer.parts]
@@ -68,28 +70,34 @@ def forecast(producer: Producer, epoch: int, done: int, batches: int, accumulate
     )
 
 
-def _of_steps(producer: Producer, epoch: int, first: int, steps: int, accumulate: int) -> dict[str, NDArray[np.int64]]:
-    """Bytes of each micro-batch of some steps."""
-    work, rows = producer.plan.work(epoch, first, steps), producer.share // accumulate
-    count = steps * accumulate
-    by_row = _packed(producer, work) if work.bins is not None else _plain(producer, work)
+def _bounds(
+    producer: Producer, epoch: int, first: int, steps: int, accumulate: int, budget: Budget | None
+) -> NDArray[np.int64]:
+    """Where the batches of some steps begin among their rows, and where the last ends."""
+    rows = producer.share // accumulate
+    found = np.arange(steps * accumulate + 1, dtype=np.int64) * rows
+    if budget is None:
+        return found
+    more = [
+        (step - first) * producer.share + piece.low
+        for step, pieces in budget.epoch(epoch).cut_between(first, first + steps)
+        for piece in pieces
+        if piece.low % rows
+    ]
+    return np.sort(np.concatenate([found, np.array(more, np.int64)]))
+
+
+def _of_steps(
+    producer: Producer, epoch: int, first: int, steps: int, bounds: NDArray[np.int64]
+) -> dict[str, NDArray[np.int64]]:
+    """Bytes of each batch of some steps."""
+    by_row, rows = ragged_bytes(producer, producer.plan.work(epoch, first, steps)), np.diff(bounds)
     found = {}
     for part in producer.parts:
         if part.offsets:
-            found[part.name] = np.full(count, 8 * (rows + 1), np.int64)
+            found[part.name] = 8 * (rows + 1)
         elif part.name in by_row:
-            found[part.name] = by_row[part.name].reshape(count, rows).sum(1)
+            found[part.name] = np.diff(np.concatenate([[0], np.cumsum(by_row[part.name])])[bounds])
         else:
-            found[part.name] = np.full(count, rows * part.place.row_bytes, np.int64)
+            found[part.name] = rows * part.place.row_bytes
     return found
-
-
-def _plain(producer: Producer, work: Work) -> dict[str, NDArray[np.int64]]:
-    rows = Rows(producer.sources, work.samples, producer.spec.seed)
-    return {name: values for filler in producer.fillers for name, values in filler.ragged_bytes(rows).items()}
-
-
-def _packed(producer: Producer, work: Work) -> dict[str, NDArray[np.int64]]:
-    (filler,) = producer.fillers
-    assert isinstance(filler, PackedFiller) and work.bins is not None
-    return filler.bin_bytes(np.array([len(one.samples) for one in work.bins], np.int64))

@@ -82,6 +82,8 @@ class Job(msgspec.Struct, frozen=True):
         crashed: samples (source, index) that ended a decoder: bad, whatever they hold.
         alone: while it is done nothing else is, in its process: there was a crash before, and the next must have one cause.
         careful: a decoder crashed over this job: try every sample alone first, so that it is known which one did it.
+        rows: of a single step, some of the rank's rows (first, one past the last); ``None``: all of all steps.
+        part: which part of its batch that is, and how many it has.
     """
 
     number: int
@@ -92,6 +94,8 @@ class Job(msgspec.Struct, frozen=True):
     crashed: tuple[tuple[int, int], ...] = ()
     alone: bool = False
     careful: bool = False
+    rows: tuple[int, int] | None = None
+    part: tuple[int, int] = (0, 1)
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -100,7 +104,8 @@ class Done(msgspec.Struct, frozen=True):
     Fewer steps than the job has: a bad sample in the next one stops the run, and the steps before it come first. ``spans``: stages, with begin
     (``time.perf_counter``, which all processes share), seconds and lane; ``seconds``: that lanes of ``process`` worked on it
     (``decoding``: those of all native threads together), which has had ``faults`` page faults (without reading from disk) by then;
-    ``storage``: what the process has asked of servers and of the cache by then.
+    ``storage``: what the process has asked of servers and of the cache by then; ``at``: where each array begins, in the order of the
+    producer's parts, if that differs from slot to slot.
     """
 
     number: int
@@ -114,3 +119,4 @@ class Done(msgspec.Struct, frozen=True):
     process: int = 0
     faults: int = 0
     storage: dict[str, int] = {}
+    at: tuple[int, ...] = ()

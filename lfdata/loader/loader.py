@@ -14,6 +14,7 @@ from lfdata.dataset import ShardDataset
 from lfdata.errors import BadSamplesError, LfdataError, OptionError
 from lfdata.loader import options
 from lfdata.loader.batch import Names, cut, maker
+from lfdata.loader.budget import LEAST_BYTES, OVER, Budget
 from lfdata.loader.engine import MOST_DECODERS
 from lfdata.loader.feedback import Wanted, checked
 from lfdata.loader.forecast import Forecast, forecast
@@ -22,7 +23,7 @@ from lfdata.loader.jobs import Event
 from lfdata.loader.pipeline import Pipeline, start, stop
 from lfdata.loader.produce import Producer
 from lfdata.loader.spec import BadSpec, FieldSpec, OrderSpec, Spec
-from lfdata.loader.state import build, position_of, state_of
+from lfdata.loader.state import build, parts_of, position_of, state_of
 from lfdata.loader.statistics import Statistics
 from lfdata.loader.trace import Trace
 from lfdata.order.order import MODES, TAILS
@@ -40,10 +41,10 @@ log = logging.getLogger("lfdata")
 class Loader:
     """Iterates over epochs of batches.
 
-    ``for batch in loader`` gives one epoch: dicts of CPU tensors (or numpy arrays, see ``output``) by field name. Ragged fields are all
-    values one after the other, with ``NAME.offsets`` (rows + 1,); fields that samples may lack have ``NAME.present``. ``__index__`` (rows,)
-    int64 says which sample of the data set a row is (``__source__`` of which, with several), ``__mask__`` (rows,) bool which rows count.
-    Tensors are views of shared memory that stays theirs as long as they live.
+    ``for batch in loader`` gives one epoch: dicts of CPU tensors by field name. Ragged fields are all values one after the other, with
+    ``NAME.offsets`` (rows + 1,); fields that samples may lack have ``NAME.present``. ``__index__`` (rows,) int64 says which sample of the
+    data set a row is (``__source__`` of which, with several), ``__mask__`` (rows,) bool which rows count. Tensors are views of
+    shared memory that stays theirs as long as they live.
 
     Args:
         source: path or URL of a data set, or a sequence of them that are mixed (see ``mixture``).
@@ -64,6 +65,10 @@ class Loader:
         engine: ``"process"``, ``"thread"`` or ``"inline"``; ``"auto"`` takes the last for fields that need no decoding.
         processes, threads, prefetch: decoder processes; threads of each for decoding (by default the cores of this process over the
             ranks of the node and the processes); slots being filled ahead.
+        max_bytes: the most that the slots may take, as a number or ``"4GiB"``: they are then reserved for what the epoch really needs
+            (docs/scheduler.md).
+        over: a batch that is beyond that is an ``"error"`` before the epoch begins; ``"split"``: it comes in several consecutive parts, and
+            ``__part__`` (rows, 2) int64 says of each batch which part it is, and of how many.
         native: ``False``: decode pictures by PIL alone; ``True``: refuse to work without the native decoder.
         isolate: decode nothing in this process, not even the first batches: for pictures that nobody has looked at.
         stall_seconds: how long a batch may take before the decoder is taken for hung.
@@ -72,14 +77,16 @@ class Loader:
             ``nvml``); ``True`` takes the best there is. Or a :class:`lfdata.schedule.sensors.Sensor` of your own.
         cache: where data that are not local are kept (docs/remote.md): :class:`lfdata.Cache` or a directory; the default one for URLs.
             With one, paths are read through it too.
-        output: ``"torch"`` or ``"numpy"``: arrays in place of tensors, for frameworks other than torch; torch is not imported then.
         trace: a file for what happens when, stage by stage: ui.perfetto.dev and chrome://tracing show it. Of several ranks each writes
             its own: ``trace-1.json`` of rank 1.
 
     Raises:
         OptionError, KeyMissingError: options that make no sense, fields that are not there. FormatError: a damaged data set.
-        LimitError: the batches do not fit into memory.
+        LimitError: the batches do not fit into memory, or into ``max_bytes``.
     """
+
+    # What its batches hold: of "torch" or "numpy".
+    output = "torch"
 
     def __init__(
         self,
@@ -108,9 +115,10 @@ class Loader:
         processes: int = 1,
         threads: int | None = None,
         prefetch: int = 2,
+        max_bytes: int | str | None = None,
+        over: str = "error",
         stall_seconds: float = 60.0,
         feedback: Wanted = False,
-        output: str = "torch",
         trace: str | os.PathLike[str] | None = None,
         native: bool | None = None,
         isolate: bool = False,
@@ -141,8 +149,10 @@ class Loader:
         processes = whole("processes", processes, 1, MOST_DECODERS)
         prefetch = whole("prefetch", prefetch, 1, options.MOST_AHEAD)
         stall_seconds = real("stall_seconds", stall_seconds, 0, options.MOST_SECONDS, above=True)
-        output = choice("output", output, ("torch", "numpy"))
         accumulate = whole("accumulate", accumulate, 1, MAX_SAMPLES)
+        limit = None if max_bytes is None else options.size("max_bytes", max_bytes, LEAST_BYTES)
+        if choice("over", over, OVER) == "split" and limit is None:
+            raise OptionError("over='split' cuts batches that are beyond a budget: give max_bytes")
         if threads is None:
             threads = max(1, options.default_threads(world) // processes)
         kept = None if cache is None else as_cache(cache)
@@ -173,16 +183,23 @@ class Loader:
             *_steps,
             kept,
             options.this_node(rank, world),
+            exact=limit is not None,
+            parts=over == "split",
         )
         isolate, feedback = options.flag("isolate", isolate), checked(feedback)
         self._trace = None if written is None else Trace(written, rank, world)
         self._options = (engine, processes, prefetch, stall_seconds, isolate, self._trace, feedback)
         self._accumulate = accumulate
         self._producer = Producer(self._spec)
-        self._names, self._make, self.output = Names(self._producer.parts), maker(output), output
+        self._names, self._make = Names(self._producer.parts), maker(self.output)
         shares = {self._producer.plan.batches(0).share(one, world) for one in range(world)}
         if uneven := sorted(share for share in shares if share % accumulate):
             raise OptionError(f"{uneven[0]} rows of a rank are not {accumulate} equal micro-batches")
+        self._budget = None if limit is None else Budget(self._producer, limit, over, accumulate)
+        # Where batches are cut, if they may be.
+        self._cuts = self._budget if over == "split" else None
+        if self._budget is not None:
+            self._budget.epoch(0)
         if why := self._producer.plan.nothing():
             warnings.warn(f"the loader has no batches: {why}", stacklevel=2)
         self._pipelines: list[Pipeline] = []
@@ -205,8 +222,13 @@ class Loader:
     # -- size and place -----------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Batches of an epoch, the same on every rank."""
-        return len(self._producer.plan.batches(self._epoch)) * self._accumulate
+        """Batches of the epoch, parts counted; the same on every rank."""
+        return self._length(self._epoch)
+
+    def _length(self, epoch: int) -> int:
+        if self._cuts is not None:
+            return self._cuts.epoch(epoch).batches
+        return len(self._producer.plan.batches(epoch)) * self._accumulate
 
     @property
     def epoch(self) -> int:
@@ -237,7 +259,7 @@ class Loader:
             "copied": self._copied,
             "slots": slots.count if slots else 0,
             "slot_bytes": slots.size if slots else 0,
-            "steps_a_slot": self._producer.steps,
+            "steps_a_slot": self._pipelines[0].steps if self._pipelines else self._producer.steps,
             "events": list(self._events),
             "width": int(slots.width[0]) if slots else 0,
             **engine.report(),
@@ -250,7 +272,7 @@ class Loader:
         Bytes of every tensor, from index and order alone. That of a whole epoch has its largest batch.
         """
         batches = options.whole("batches", batches, 0, MAX_SAMPLES)
-        return forecast(self._producer, self._epoch, self._done, batches, self._accumulate)
+        return forecast(self._producer, self._epoch, self._done, batches, self._accumulate, self._cuts)
 
     # -- iteration ----------------------------------------------------------------------------------------------------
 
@@ -272,8 +294,10 @@ class Loader:
     def _iterate(self, generation: int) -> Iterator[dict[str, Any]]:
         epoch, total = self._epoch, len(self)
         try:
+            if self._budget is not None:
+                self._budget.epoch(epoch)
             while self._done < total and generation == self._generation:
-                step, micro = divmod(self._done, self._accumulate)
+                step, micro = self._where(epoch, self._done)
                 for batch in self._batches(epoch, step, micro):
                     if generation != self._generation:
                         return
@@ -298,15 +322,32 @@ class Loader:
                 stop(self._pipelines)
             raise
 
+    def _where(self, epoch: int, done: int) -> tuple[int, int]:
+        """The step of the batch after so many, and its number there."""
+        return divmod(done, self._accumulate) if self._cuts is None else self._cuts.epoch(epoch).where(done)
+
+    def _row(self, epoch: int, step: int, number: int) -> int:
+        """With which row of a step the slot of one of its batches begins."""
+        pieces = () if self._cuts is None else self._cuts.epoch(epoch).cut.get(step, ())
+        return pieces[number].low if pieces else 0
+
     def _batches(self, epoch: int, step: int, micro: int) -> Iterator[dict[str, Any]]:
         """The batches of the slot that begins with a step, from a micro-batch on."""
         if os.getpid() != self._owner:
             raise LfdataError("a Loader cannot be used in a process forked from the one that made it: make one there")
+        if self._pipelines and not self._pipelines[0].fits(epoch):
+            stop(self._pipelines)
         if not self._pipelines:
-            self._pipelines.append(start(self._producer, *self._options))
+            self._pipelines.append(start(self._producer, *self._options, self._budget, epoch))
         pipeline = self._pipelines[0]
-        filled = pipeline.get(epoch, step)
+        filled = pipeline.get(epoch, step, self._row(epoch, step, micro))
         self._copied += filled.copied
+        if filled.job.rows is not None:
+            rows, self._left = filled.job.rows[1] - filled.job.rows[0], 0
+            self._rows += rows
+            self._note(filled.done.events)
+            yield cut(filled.arrays, self._names, 0, rows, self._make)
+            return
         # Fewer steps than the job has if the next one has failed: it is asked for again then, and raises.
         accumulate, arrays, names = self._accumulate, filled.arrays, self._names
         share, count = self._producer.share // accumulate, filled.done.steps * accumulate
@@ -345,12 +386,15 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iteration is: JSON-able, the same on every rank. The batch just yielded counts as consumed."""
-        return state_of(self._spec, self._accumulate, self._epoch, self._done, self._build())
+        return self._state(self._epoch, self._done)
+
+    def _state(self, epoch: int, done: int) -> dict[str, Any]:
+        micro, parts = (done, {}) if self._cuts is None else self._cuts.state(epoch, done)
+        return {**state_of(self._spec, self._accumulate, epoch, micro, self._build()), **parts}
 
     def end_of(self, epoch: int) -> dict[str, Any]:
         """The state after the last batch of an epoch."""
-        steps = len(self._producer.plan.batches(epoch))
-        return {**self.state_dict(), "epoch": epoch, "samples": steps * self._spec.batch}
+        return self._state(epoch, self._length(epoch))
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_batch_change: bool = False) -> None:
         """Go on from a state: the next iteration gives the batch after it.
@@ -359,9 +403,18 @@ class Loader:
             StateError: not a state, or one of other data, order, transforms, or batch size (see docs/loader.md).
         """
         epoch, done = position_of(state, self._producer.plan, self._accumulate, self._build(), allow_batch_change)
+        parts = parts_of(state, self._producer.spec, self._accumulate, self._cuts.share if self._cuts is not None else 0)
+        if self._cuts is not None:
+            done = self._cuts.done(epoch, done, parts)
         self._move(epoch, done, loaded=True)
 
     def _build(self) -> dict[str, str]:
         """What decodes here: with ``native=False`` it is PIL, whatever else there is; or a decoder on the device."""
         decoder = self._decoder or ("False" if self._spec.native is False else "")
         return dict(build()) | ({"native": decoder} if decoder else {})
+
+
+class NumpyLoader(Loader):
+    """A :class:`Loader` whose batches are numpy arrays, for frameworks other than torch. Torch is not imported."""
+
+    output = "numpy"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
@@ -27,6 +28,10 @@ MOST_WORLD = 1 << 20
 MOST_THREADS = 4096
 MOST_AHEAD = 1 << 16
 MOST_EPOCHS = (1 << 63) - 1
+MOST_BYTES = (1 << 63) - 1
+UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{unit}": base**power for unit, base in (("B", 1000), ("iB", 1024)) for power, prefix in enumerate("KMGT", 1)
+}
 _MOST_WEIGHT = 1 << 63
 
 Path_ = str | os.PathLike[str]
@@ -53,6 +58,16 @@ def real(name: str, value: Any, low: float, high: float, *, above: bool = False)
     if (found > low if above else found >= low) and found <= high:
         return found
     raise OptionError(f"{name} is a number {'above' if above else 'from'} {low:g} up to {high:g}, not {value!r}")
+
+
+def size(name: str, value: Any, low: int) -> int:
+    """Bytes: a whole number, or text such as ``"1.5GiB"`` or ``"800MB"``. Raises :class:`OptionError`."""
+    if isinstance(value, str):
+        found = re.fullmatch(r"(\d{1,19}(?:\.\d{1,19})?) ?([KMGT]i?B|B|)", value.strip(), re.ASCII)
+        if found is None:
+            raise OptionError(f"{name} is a number of bytes, such as 4_000_000_000, '4GB' or '3.5GiB', not {value!r}")
+        value = int(Decimal(found[1]) * UNITS[found[2]])
+    return whole(name, value, low, MOST_BYTES)
 
 
 def choice(name: str, value: Any, allowed: Sequence[str]) -> str:

@@ -9,18 +9,16 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from lfdata.loader.budget import FEWEST_SLOTS, Budget, Reserved
 from lfdata.loader.engine import Engine, InlineEngine, ProcessEngine, ThreadEngine
 from lfdata.loader.feedback import Feedback, Wanted
 from lfdata.loader.fields import plain
 from lfdata.loader.jobs import Done, Job
+from lfdata.loader.places import at
 from lfdata.loader.produce import Producer
 from lfdata.loader.slots import LANES, Leases, Slots
 from lfdata.loader.statistics import Statistics
 from lfdata.loader.trace import Trace
-
-# The batch a consumer has, the one it asks for while it still has the other, and one that is being filled meanwhile. More than these are
-# only filled while the consumer holds one batch.
-FEWEST_SLOTS = 3
 
 
 @dataclass(slots=True)
@@ -35,10 +33,17 @@ class Filled:
 
 class Pipeline:
     """Jobs under way over an engine. ``ahead``: how many at a time; ``lanes``: how many of them are worked on; ``trace``: who is told;
-    ``feedback``: what sets the look-ahead."""
+    ``feedback``: what sets the look-ahead; ``budget``: with what is reserved, if there is one."""
 
     def __init__(
-        self, producer: Producer, engine: Engine, ahead: int, lanes: int, trace: Trace | None, feedback: Feedback | None = None
+        self,
+        producer: Producer,
+        engine: Engine,
+        ahead: int,
+        lanes: int,
+        trace: Trace | None,
+        feedback: Feedback | None = None,
+        budget: tuple[Budget, Reserved] | None = None,
     ) -> None:
         self._producer, self._engine, self._ahead = producer, engine, ahead
         self._leases = Leases(engine.slots)
@@ -48,7 +53,22 @@ class Pipeline:
         self._unwanted: dict[int, int] = {}
         self._number = 0
         self._trace, self.statistics = trace, Statistics(lanes)
-        self.feedback = feedback
+        self.feedback, self._budget = feedback, budget
+        self._fits: dict[int, bool] = {}
+
+    @property
+    def steps(self) -> int:
+        """Steps of a slot, at most."""
+        return self._producer.steps if self._budget is None else self._budget[1].steps
+
+    def fits(self, epoch: int) -> bool:
+        """Whether the steps of an epoch fit into the slots there are."""
+        if self._budget is None:
+            return True
+        if epoch not in self._fits:
+            budget, reserved = self._budget
+            self._fits = {epoch - 1: self._fits.get(epoch - 1, False), epoch: budget.fits(epoch, reserved)}
+        return self._fits[epoch]
 
     @property
     def ahead(self) -> int:
@@ -60,11 +80,11 @@ class Pipeline:
         """The slots."""
         return self._engine.slots
 
-    def get(self, epoch: int, step: int) -> Filled:
-        """The slot that begins with a step, and work on those that follow."""
-        if self._flying and (self._flying[0].epoch, self._flying[0].first) != (epoch, step):
+    def get(self, epoch: int, step: int, row: int = 0) -> Filled:
+        """The slot that begins with a step, or with a row of it, and work on those that follow."""
+        if self._flying and _begin(self._flying[0]) != (epoch, step, row):
             self._drop()
-        self._submit(epoch, step)
+        self._submit(epoch, step, row)
         began = time.perf_counter()
         while (done := self._engine.poll()) is not None:
             self._keep(done)
@@ -91,32 +111,37 @@ class Pipeline:
         self._submit(*self._after(job))
         return Filled(job, done, arrays, copied)
 
-    def ready(self, epoch: int, step: int) -> bool:
+    def ready(self, epoch: int, step: int, row: int = 0) -> bool:
         """Whether :meth:`get` would not wait for anybody else. Slots that have come back get work. Raises :class:`DecoderError`."""
         if isinstance(self._engine, InlineEngine):
             return True
         while (done := self._engine.poll()) is not None:
             self._keep(done)
-        if not self._flying or (self._flying[0].epoch, self._flying[0].first) != (epoch, step):
+        if not self._flying or _begin(self._flying[0]) != (epoch, step, row):
             return False
-        self._submit(epoch, step)
+        self._submit(epoch, step, row)
         return self._flying[0].number in self._answers
 
     def _arrays(self, memory: Any, job: Job, done: Done) -> dict[str, NDArray[Any]]:
+        if done.at:
+            places = at(self._producer.parts, done.at, self._rows(job, done), done.used)
+            return {name: place.of(memory) for name, place in places}
         rows, found = job.steps * self._producer.share, {}
         for part in self._producer.parts:
             count = done.used[part.name] if part.by else rows + part.offsets
             found[part.name] = part.place.of(memory)[:count]
         return found
 
-    def _submit(self, epoch: int, step: int) -> None:
+    def _rows(self, job: Job, done: Done) -> int:
+        return done.steps * self._producer.share if job.rows is None else job.rows[1] - job.rows[0]
+
+    def _submit(self, epoch: int, step: int, row: int = 0) -> None:
         """Jobs from a step on, after those under way. With none under way, one is made sure of."""
         if self._flying:
-            epoch, step = self._after(self._flying[-1])
+            epoch, step, row = self._after(self._flying[-1])
         plan = self._producer.plan
         while len(self._flying) < self.ahead:
-            steps = len(plan.batches(epoch))
-            if step >= steps:
+            if step >= len(plan.batches(epoch)):
                 return
             slot = self._leases.take()
             while slot is None and not self._flying and self._unwanted:
@@ -125,17 +150,30 @@ class Pipeline:
             if slot is None:
                 return
             self._number += 1
-            job = Job(self._number, epoch, step, min(self._producer.steps, steps - step), slot)
+            job = self._job(epoch, step, row, slot)
             self._engine.submit(job)
             self._flying.append(job)
-            epoch, step = self._after(job)
+            epoch, step, row = self._after(job)
 
-    def _after(self, job: Job) -> tuple[int, int]:
-        """The step after a job's: of the next epoch where that is known without work."""
+    def _job(self, epoch: int, step: int, row: int, slot: int) -> Job:
+        steps = min(self.steps, len(self._producer.plan.batches(epoch)) - step)
+        if self._budget is None:
+            return Job(self._number, epoch, step, steps, slot)
+        found = self._budget[0].epoch(epoch)
+        for piece in found.cut.get(step, ()):
+            if piece.low == row:
+                rows, part = (piece.low, piece.high), (piece.part, piece.parts)
+                return Job(self._number, epoch, step, 1, slot, rows=rows, part=part)
+        return Job(self._number, epoch, step, found.whole_from(step, steps), slot)
+
+    def _after(self, job: Job) -> tuple[int, int, int]:
+        """The step after a job's, or the next row of its own: of the next epoch where that is known without work and has room."""
+        if job.rows is not None and job.rows[1] < self._producer.share:
+            return job.epoch, job.first, job.rows[1]
         plan, step = self._producer.plan, job.first + job.steps
-        if step < len(plan.batches(job.epoch)) or plan.packing is not None:
-            return job.epoch, step
-        return job.epoch + 1, 0
+        if step < len(plan.batches(job.epoch)) or plan.packing is not None or not self.fits(job.epoch + 1):
+            return job.epoch, step, 0
+        return job.epoch + 1, 0, 0
 
     def _keep(self, done: Done) -> None:
         self.statistics.worked(done, done.steps * self._producer.share)
@@ -162,6 +200,12 @@ class Pipeline:
                 self.feedback.close()
         finally:
             self._engine.close()
+            if self._budget is not None:
+                self._leases.discard([*(job.slot for job in self._flying), *self._unwanted.values()])
+
+
+def _begin(job: Job) -> tuple[int, int, int]:
+    return job.epoch, job.first, 0 if job.rows is None else job.rows[0]
 
 
 def start(
@@ -173,19 +217,25 @@ def start(
     isolate: bool,
     trace: Trace | None,
     feedback: Wanted,
+    budget: Budget | None = None,
+    epoch: int = 0,
 ) -> Pipeline:
-    """An engine of a kind, under a pipeline."""
+    """An engine of a kind, under a pipeline; within a budget with slots for an epoch."""
     if kind == "auto":
         kind = "inline" if all(plain(filler) for filler in producer.fillers) and not producer.batch_ops else "process"
     ahead = 1 if kind == "inline" else prefetch * processes
-    slots = max(FEWEST_SLOTS, ahead + 1)
+    slots, size, within = max(FEWEST_SLOTS, ahead + 1), producer.layout.bytes, None
+    if budget is not None:
+        reserved = budget.reserve(epoch, slots)
+        slots, size, within = reserved.slots, reserved.size, (budget, reserved)
+        ahead = min(ahead, slots - 1)
     if kind == "inline":
-        return Pipeline(producer, InlineEngine(producer, slots), ahead, 1, trace)
+        return Pipeline(producer, InlineEngine(producer, slots, size), ahead, 1, trace, budget=within)
     if kind == "thread":
-        return Pipeline(producer, ThreadEngine(producer, slots, stall_seconds), ahead, LANES, trace)
-    engine = ProcessEngine(producer, slots, stall_seconds, processes, isolate)
+        return Pipeline(producer, ThreadEngine(producer, slots, size, stall_seconds), ahead, LANES, trace, budget=within)
+    engine = ProcessEngine(producer, slots, size, stall_seconds, processes, isolate)
     watching = None if feedback is False else Feedback(feedback, producer.spec.threads, ahead, processes, engine.slots)
-    return Pipeline(producer, engine, ahead, LANES * processes, trace, watching)
+    return Pipeline(producer, engine, ahead, LANES * processes, trace, watching, within)
 
 
 def stop(pipelines: list[Pipeline]) -> None:

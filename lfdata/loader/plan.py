@@ -174,11 +174,24 @@ class Plan:
         """Samples of an epoch after the last batch, if batches had such a size."""
         return len(self._batches_of(epoch, batch)) * batch
 
-    def work(self, epoch: int, first: int, steps: int) -> Work:
-        """This rank's rows of steps ``first`` to ``first + steps - 1``."""
+    def work(self, epoch: int, first: int, steps: int, rows: tuple[int, int] | None = None) -> Work:
+        """This rank's rows of steps ``first`` to ``first + steps - 1``; of a single step, some of them."""
         if self.packing is None:
-            return self._stretch(epoch, first, steps)
-        positions, mask = self._positions(epoch, first, steps)
+            return self._stretch(epoch, first, steps, rows)
+        positions, mask = self._positions(epoch, first, steps, self._rank_rows(epoch))
+        if rows is not None:
+            positions, mask = positions[slice(*rows)], mask[slice(*rows)]
+        return self._bins(epoch, positions, mask)
+
+    def everyone(self, epoch: int, first: int, steps: int) -> Work:
+        """The rows of all ranks in some steps, step by step."""
+        positions, mask = self._positions(epoch, first, steps, (0, self.spec.batch))
+        if self.packing is not None:
+            return self._bins(epoch, positions, mask)
+        return Work(self.base.samples(epoch, positions), positions, mask)
+
+    def _bins(self, epoch: int, positions: NDArray[np.int64], mask: NDArray[np.bool_]) -> Work:
+        assert self.packing is not None
         bins = self.packing.row(epoch, positions)
         joined = Samples(
             *(
@@ -188,23 +201,31 @@ class Plan:
         )
         return Work(joined, positions, mask, bins)
 
-    def _positions(self, epoch: int, first: int, steps: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        units, (low, high) = self.units(epoch), self.batches(epoch).rows(self.spec.rank, self.spec.world)
+    def _rank_rows(self, epoch: int) -> tuple[int, int]:
+        """Rows of each global batch that are this rank's."""
+        rows: tuple[int, int] = self.batches(epoch).rows(self.spec.rank, self.spec.world)
+        return rows
+
+    def _positions(
+        self, epoch: int, first: int, steps: int, rows: tuple[int, int]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        units, (low, high) = self.units(epoch), rows
         begin = self.step(first) * self.spec.batch
         starts = np.arange(steps)[:, None] * (self.spec.every * self.spec.batch) + begin
         found = (starts + np.arange(low, high)).reshape(-1)
         return found % units, found < units
 
-    def _stretch(self, epoch: int, first: int, steps: int) -> Work:
+    def _stretch(self, epoch: int, first: int, steps: int, part: tuple[int, int] | None) -> Work:
         """Worked out for a few thousand rows at a time: an array operation costs about the same for ten and for a thousand."""
         share = self.batches(epoch).share(self.spec.rank, self.spec.world)
         length = max(steps, -(-STRETCH_ROWS // max(1, share)))
         kept = self._kept
         if kept is None or kept[0] != epoch or not kept[1] <= first <= first + steps <= kept[2]:
             stop = min(len(self.batches(epoch)), first + length)
-            positions, mask = self._positions(epoch, first, stop - first)
+            positions, mask = self._positions(epoch, first, stop - first, self._rank_rows(epoch))
             kept = self._kept = (epoch, first, stop, Work(self.base.samples(epoch, positions), positions, mask))
-        rows = slice((first - kept[1]) * share, (first - kept[1] + steps) * share)
+        begin = (first - kept[1]) * share
+        rows = slice(begin, begin + steps * share) if part is None else slice(begin + part[0], begin + part[1])
         work = kept[3]
         return Work(work.samples.take(rows), work.positions[rows], work.mask[rows])
 

@@ -22,9 +22,10 @@ from lfdata.loader.jobs import Done, Event, Failure, Job
 from lfdata.loader.lane import MASKED, OK, POISON, BadRow, Lane
 from lfdata.loader.mix import Mixer
 from lfdata.loader.packed import PackedFiller
+from lfdata.loader.places import exact
 from lfdata.loader.plan import Plan, Work, fingerprint
 from lfdata.loader.rows import EMPTY, NOT_THE_FILE, Rows, lost, named
-from lfdata.loader.slots import AUGMENTING, DECODING, MIXING, PLANNING, TRYING, Layout, Slots
+from lfdata.loader.slots import AUGMENTING, DECODING, MIXING, PLANNING, TRYING, Layout, Place, Slots
 from lfdata.loader.slots import INDEX as INDEX_TRIED
 from lfdata.loader.slots import SOURCE as SOURCE_TRIED
 from lfdata.loader.spans import MIX, PLAN
@@ -37,7 +38,7 @@ from lfdata.schedule.work import Class
 if TYPE_CHECKING:
     from lfdata.loader.ahead import Ahead
 
-INDEX, SOURCE, MASK = "__index__", "__source__", "__mask__"
+INDEX, SOURCE, MASK, PART = "__index__", "__source__", "__mask__", "__part__"
 MOST_ATTEMPTS = 100
 
 
@@ -82,6 +83,7 @@ class Producer:
         parts = [Part(INDEX, layout.add(np.int64, (rows,))), Part(MASK, layout.add(bool, (rows,)))]
         if len(self.sources) > 1:
             parts.append(Part(SOURCE, layout.add(np.int64, (rows,))))
+        parts += self._says_part(layout, rows)
         self.status = layout.add(np.uint8, (rows,))
         for name, ops in self.ops.items():
             filler = make_filler(self.sources, name, ops, rows, self.spec.native, self.plan.repeats, name in self.spec.stored)
@@ -103,7 +105,10 @@ class Producer:
         filler.declare(layout)
         self.status = layout.add(np.uint8, (rows,))
         mask = Part(MASK, layout.add(bool, (rows,)))
-        return layout, [filler], [mask, *filler.parts]
+        return layout, [filler], [mask, *self._says_part(layout, rows), *filler.parts]
+
+    def _says_part(self, layout: Layout, rows: int) -> list[Part]:
+        return [Part(PART, layout.add(np.int64, (rows, 2)))] if self.spec.parts else []
 
     def _extra(self, op: Any, parts: Sequence[Part]) -> dict[str, tuple[Any, tuple[int, ...]]]:
         """Arrays that a batch operation adds: its own, and its partners' values of the fields it names."""
@@ -138,6 +143,7 @@ class Producer:
 
     def _steps_a_slot(self) -> int:
         layout, fillers, _ = self._layout(1)
+        self.bound = layout.bytes
         most = SLOT_BYTES if self.batch_ops or not all(map(plain, fillers)) else COPIED_SLOT_BYTES
         return max(1, min(MOST_STEPS_A_SLOT, most // max(1, layout.bytes)))
 
@@ -146,14 +152,18 @@ class Producer:
         if self.batch_ops or self.plan.packing is not None or self.spec.poison:
             return
         try:
-            work = self.plan.work(job.epoch, job.first, job.steps)
+            work = self._work(job)
+            parts, _ = self._places(work)
         except Exception:
             # It is told in its turn, after the batches before it.
             return
+        places = {part.name: part.place for part in parts}
         rows, slot = Rows(self.sources, work.samples, self.spec.seed), slots.slot(job.slot)
         found = {}
         for filler in self.fillers:
-            arrays = {part.name: part.place.of(slot)[: len(rows)] for part in filler.parts if not part.by and not part.offsets}
+            arrays = {
+                part.name: places[part.name].of(slot)[: len(rows)] for part in filler.parts if not part.by and not part.offsets
+            }
             if (reading := filler.start(rows, arrays)) is not None:
                 found[filler.name] = reading
         self._begun[job.number] = work, found
@@ -161,6 +171,15 @@ class Producer:
     def forget(self) -> None:
         """Give up what was begun."""
         self._begun.clear()
+
+    def _work(self, job: Job) -> Work:
+        if job.rows is None:
+            return self.plan.work(job.epoch, job.first, job.steps)
+        return self.plan.work(job.epoch, job.first, job.steps, job.rows)
+
+    def _places(self, work: Work) -> tuple[list[Part], Place]:
+        """Where the arrays of a slot with some rows lie, and the status of the rows."""
+        return exact(self, work) if self.spec.exact else (self.parts, self.status)
 
     def task(self, job: Job, slots: Slots, threads: int, given_up: Callable[[], bool] | None = None) -> Task:
         """A job, to be done stage by stage."""
@@ -199,20 +218,24 @@ class Producer:
         lane.phase(PLANNING)
         begun = self._begun.pop(job.number, None)
         with lane.spans.stage(PLAN):
-            work, started = begun or (self.plan.work(job.epoch, job.first, job.steps), EMPTY)
+            work, started = begun or (self._work(job), EMPTY)
+            parts, status_at = self._places(work)
         count = len(work.positions)
-        arrays = {part.name: part.place.of(slot) for part in self.parts}
+        arrays = {part.name: part.place.of(slot) for part in parts}
         row_arrays = {
             part.name: arrays[part.name] if part.by else arrays[part.name][: count + part.offsets] for part in self.parts
         }
-        status = self.status.of(slot)[:count]
+        status = status_at.of(slot)[:count]
         status[:] = POISON
         if self.spec.poison:
             for part in self.parts:
                 arrays[part.name].view(np.uint8)[...] = POISON
+        if PART in row_arrays:
+            row_arrays[PART][:] = job.part
         lane.phase(DECODING)
+        offsets = tuple(part.place.offset for part in parts) if self.spec.exact else ()
         if work.bins is not None:
-            return self._fill_packed(job, work, row_arrays, lane)
+            return msgspec.structs.replace(self._fill_packed(job, work, row_arrays, lane), at=offsets)
         events = yield from self.decode(job, work, self.fillers, row_arrays, status, lane, started)
         if self.batch_ops:
             yield Class.MIX
@@ -226,7 +249,7 @@ class Producer:
         if (status == POISON).any():
             raise AssertionError(f"rows {np.flatnonzero(status == POISON).tolist()} of step {job.first} were not filled")
         used = {part.name: int(arrays[part.by][count]) for part in self.parts if part.by}
-        return Done(job.number, job.steps, used, tuple(events))
+        return Done(job.number, job.steps, used, tuple(events), at=offsets)
 
     def _fill_packed(self, job: Job, work: Work, arrays: dict[str, NDArray[Any]], lane: Lane) -> Done:
         """Packed rows; bad samples are masked where they are."""
@@ -334,5 +357,6 @@ class Producer:
         if bins is not None:
             row = int(np.searchsorted(np.cumsum([len(one.samples) for one in bins]), row, side="right"))
         action = {"stop": "stopped", "replace": "replaced", "mask": "masked"}[policy]
+        row += job.rows[0] if job.rows is not None else 0
         step = self.plan.step(job.first + row // self.share)
         return Event(job.epoch, step, row % self.share, path, shard, index, key, field, reason, action)

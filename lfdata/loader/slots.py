@@ -8,7 +8,7 @@ import mmap
 import os
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -205,6 +205,11 @@ class Slots:
         """One slot's memory as an instance of a ctypes array type of :attr:`size` bytes."""
         return kind.from_buffer(self._map, PAGE + number * self.size)
 
+    def discard(self, numbers: Iterable[int]) -> None:
+        """Give the memory of slots that nobody uses back, though others keep the mapping."""
+        for number in numbers:
+            self._map.madvise(mmap.MADV_REMOVE, PAGE + number * self.size, self.size)
+
     def close(self) -> None:
         """Close the descriptor; the memory goes when the last view of it does."""
         self._file.close()
@@ -235,6 +240,10 @@ class Leases:
     def free(self) -> int:
         """Free slots."""
         return len(self._free)
+
+    def discard(self, others: Iterable[int]) -> None:
+        """Give the memory of free slots back, and of others that were never lent. None of them is used again."""
+        self._slots.discard({*self._free, *others})
 
     def lend(self, number: int) -> Any:
         """The slot's memory as a buffer; when it and all arrays over it are gone, the slot is free."""

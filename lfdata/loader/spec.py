@@ -66,7 +66,8 @@ class BadSpec(msgspec.Struct, frozen=True):
 class Spec(msgspec.Struct, frozen=True):
     """What comes out (see :attr:`identity`), for which rank, and how. Of an epoch's steps only ``first``, ``first + every``, ..., which are
     counted 0, 1, ... then, are made here; all, but in a worker of torch's DataLoader. ``cache``: where files that are not local are kept;
-    ``node``: first of the ranks that share it, and their number; ``stored``: fields of pictures whose JPEGs the device decodes (stored.py)."""
+    ``node``: first of the ranks that share it, and their number; ``stored``: fields of pictures whose JPEGs the device decodes (stored.py);
+    ``exact``: arrays lie in a slot as its samples need them, one after the other; ``parts``: batches say which part of a batch they are."""
 
     sources: tuple[SourceSpec, ...]
     fields: tuple[FieldSpec, ...]
@@ -87,6 +88,8 @@ class Spec(msgspec.Struct, frozen=True):
     cache: Cache | None = None
     node: tuple[int, int] = (0, 1)
     stored: tuple[str, ...] = ()
+    exact: bool = False
+    parts: bool = False
 
     @property
     def identity(self) -> dict[str, str]:

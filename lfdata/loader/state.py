@@ -87,6 +87,27 @@ def position_of(
     return epoch, done
 
 
+def parts_of(state: Mapping[str, Any], spec: Spec, accumulate: int, share: int) -> int:
+    """How many parts of the batch after a state's position are consumed, by a loader that cuts batches beyond ``share`` bytes (0: none).
+
+    Raises:
+        StateError: batches are cut elsewhere here.
+    """
+    if not state.get("parts"):
+        return 0
+    then = tuple(state.get(name) for name in ("share", "batch_size", "world_size", "accumulate"))
+    if then != (share, spec.batch, spec.world, accumulate):
+        raise StateError(
+            "the state is between the parts of a batch that was beyond the budget; they are cut as there only with the same max_bytes, "
+            f"batch size, ranks and accumulation (share, batch size, ranks, micro-batches are {then} in the state, "
+            f"{(share, spec.batch, spec.world, accumulate)} here). Save it after a whole step"
+        )
+    try:
+        return whole("parts", state["parts"], 1, MAX_SAMPLES)
+    except ValueError as error:
+        raise StateError(f"not a state of a Loader: {error!r}") from error
+
+
 def warn_of_build(saved: Mapping[str, Any], built: Mapping[str, str]) -> None:
     """Other decoders than when a state was saved."""
     changed = [f"{name}: {saved.get(name)} then, {value} now" for name, value in built.items() if saved.get(name) != value]

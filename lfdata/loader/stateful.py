@@ -65,10 +65,10 @@ class LoaderDataset(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
-        if workers > 1 and self._options.get("accumulate", 1) > 1:
-            raise OptionError(
-                "accumulate with several workers: micro-batches of a step would come out of order; use one worker"
-            )
+        inner = {"accumulate": self._options.get("accumulate", 1) > 1, "over='split'": self._options.get("over") == "split"}
+        if workers > 1 and any(inner.values()):
+            what = next(name for name, wanted in inner.items() if wanted)
+            raise OptionError(f"{what} with several workers: batches of a step would come out of order; use one worker")
         options = dict(self._options)
         if options.get("threads") is None:
             options["threads"] = max(1, default_threads(options["world_size"]) // workers)

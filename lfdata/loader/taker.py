@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import torch
 
-from lfdata.loader.batch import Names, tensors
+from lfdata.errors import OptionError
+from lfdata.loader.batch import Names, cut, maker
 from lfdata.loader.forecast import Forecast
 from lfdata.loader.images import ImageFiller
 from lfdata.loader.pipeline import start, stop
 from lfdata.loader.produce import Producer
 from lfdata.loader.slots import Slots
-from lfdata.loader.state import state_of
 
 if TYPE_CHECKING:
     from lfdata.loader.loader import Loader
@@ -60,13 +60,14 @@ class Taker:
         loader = self._loader
         if loader._left or loader._done >= len(loader):
             return True
-        step = loader._done // loader._accumulate
-        return bool(loader._pipelines) and loader._pipelines[0].ready(loader._epoch, step)
+        step, number = loader._where(loader._epoch, loader._done)
+        row = loader._row(loader._epoch, step, number)
+        return bool(loader._pipelines) and loader._pipelines[0].ready(loader._epoch, step, row)
 
     def go_back(self, spot: Spot, end: bool) -> None:
         """Put the loader where its consumer is; ``end``: and end its decoders, unless the consumer has the whole epoch."""
         loader = self._loader
-        whole = spot.done >= len(loader._producer.plan.batches(spot.epoch)) * loader._accumulate and not spot.loaded
+        whole = spot.done >= loader._length(spot.epoch) and not spot.loaded
         if end and not whole:
             stop(loader._pipelines)
         if whole:
@@ -76,8 +77,7 @@ class Taker:
 
     def state(self, spot: Spot) -> dict[str, Any]:
         """The loader's state, if it were there."""
-        loader = self._loader
-        return state_of(loader._spec, loader._accumulate, spot.epoch, spot.done, loader._build())
+        return self._loader._state(spot.epoch, spot.done)
 
     @property
     def watched(self) -> bool:
@@ -115,6 +115,8 @@ class Taker:
             OptionError: a field of which something else is asked.
         """
         loader = self._loader
+        if loader._budget is not None:
+            raise OptionError("max_bytes counts pixels that the loader decodes: leave it out, or take decode='cpu'")
         spec = msgspec.structs.replace(loader._spec, stored=tuple(names))
         producer = Producer(spec)
         stop(loader._pipelines)
@@ -134,7 +136,7 @@ class Taker:
             at = producer.plan.step(step)
             loader._note([event for event in filled.done.events if event.step == at])
             rows = producer.share // loader._accumulate
-            batch = tensors(filled.arrays, Names(producer.parts), micro * rows, (micro + 1) * rows)
+            batch = cut(filled.arrays, Names(producer.parts), micro * rows, (micro + 1) * rows, maker("torch"))
             return {name: value.clone() for name, value in batch.items()}
         finally:
             stop(pipelines)

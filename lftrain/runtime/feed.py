@@ -14,6 +14,8 @@ from lfdata.errors import OptionError
 Batch = dict[str, torch.Tensor]
 # Which samples a batch holds, as lfdata.Loader says.
 _SAMPLES = ("__index__", "__source__")
+# And which part of a batch it is, row by row: the number of the part, and parts there are.
+_PART = "__part__"
 
 
 class LoaderLike(Protocol):
@@ -52,7 +54,8 @@ class Step:
 
 
 class Feed:
-    """Steps without end: after an epoch comes the next. ``accumulate`` batches of the loader are a step.
+    """Steps without end: after an epoch comes the next. ``accumulate`` batches of the loader are a step; one that comes in parts
+    (``Loader(over="split")``) counts once, with all of them.
 
     ``ahead``: batches of a :class:`lfdata.Loader` that are copied to a GPU ahead; 0: as those of other loaders are, a step ahead by way of
     torch's pinned memory.
@@ -110,8 +113,11 @@ class Feed:
     def _take(self) -> Step:
         host, batches = [], []
         for _ in range(self._accumulate):
-            batches.append(self._batch())
-            host.append(self._loader.rows if isinstance(self._loader, DeviceLoader) else batches[-1])
+            while True:
+                batches.append(self._batch())
+                host.append(self._loader.rows if isinstance(self._loader, DeviceLoader) else batches[-1])
+                if _ends(host[-1]):
+                    break
         state = self._loader.state_dict()
         epoch = getattr(self._loader, "epoch", self._number)
         if self._side is None:
@@ -136,6 +142,14 @@ class Feed:
             self._epoch = None
             self._number += 1
         raise OptionError("the loader gives no batch in a whole epoch: the data set has fewer samples than data.batch_size")
+
+
+def _ends(rows: Batch) -> bool:
+    """Whether a batch is whole, or the last of its parts."""
+    if _PART not in rows:
+        return True
+    number, parts = rows[_PART][0].tolist()
+    return bool(number + 1 == parts)
 
 
 def _samples(batch: Batch) -> Batch:

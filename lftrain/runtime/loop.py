@@ -18,12 +18,13 @@ from lftrain.comm.group import Group, join
 from lftrain.comm.pulse import Pulse, is_collective_error
 from lftrain.compute.compile import CompiledBlocks
 from lftrain.compute.graph import GraphedStep
-from lftrain.errors import CheckpointError, DamagedCheckpointError
+from lftrain.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from lftrain.health.live import Live
 from lftrain.health.meter import Meter
 from lftrain.health.records import Records
 from lftrain.health.trace import Trace
-from lftrain.memory.activations import prepare
+from lftrain.memory.activations import MB, prepare
+from lftrain.memory.admission import Admission
 from lftrain.memory.ledger import Ledger
 from lftrain.options import Options
 from lftrain.runtime.checkpoint import Checkpoints
@@ -110,9 +111,9 @@ class Runtime:
         self.blocks: list[nn.Module] = list(model.blocks()) if hasattr(model, "blocks") else []  # type: ignore[operator]
         self.compiled = CompiledBlocks(self.blocks, options.compile, self.records.event) if options.compile.blocks else None
         self.graphed = self._graph() if options.graph.enabled else None
-        self.watch.extra = {
-            name: part.report for name, part in (("compile", self.compiled), ("graph", self.graphed)) if part is not None
-        }
+        self.admission = self._admission(options.activations.admit_mb)
+        parts = (("compile", self.compiled), ("graph", self.graphed), ("admission", self.admission))
+        self.watch.extra = {name: part.report for name, part in parts if part is not None}
         self.step, self._asked, self._place = 0, False, loader.state_dict()
         self._begun = False
         # Last, since it takes the folder's lock.
@@ -175,6 +176,8 @@ class Runtime:
         rate = self.rates.set(self.step)
         if self._asked:
             self.runner.stop.fill_(1)
+        if self.admission is not None:
+            step.batches, step.host = self.admission.admit(step.batches, step.host)
         report = (self.graphed or self.runner)(step.batches)
         if self.graphed is not None and self.graphed.captured:
             self.meter.mark("graph")
@@ -217,6 +220,15 @@ class Runtime:
         self.feed.arrive(step)
         with self.precision.autocast():
             return self.loss(self.model, step.batches[0])[0]
+
+    def _admission(self, most: float | None) -> Admission | None:
+        if most is None:
+            return None
+        if self.graphed is not None:
+            raise ConfigError("activations.admit_mb cuts micro-batches, and a graph has fixed shapes: leave one of them out")
+        found = Admission(most * MB, self.model, self.group.device, lambda text: self.records.event("not cut", text))
+        self.runner.watching = found.watching
+        return found
 
     def _graph(self) -> GraphedStep:
         def state() -> list[torch.Tensor]:

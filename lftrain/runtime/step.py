@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +67,7 @@ class StepRunner:
     ) -> None:
         self.loss, self.parallel, self.optimizer = loss, parallel, optimizer
         self.precision, self.group, self.clip, self.mark = precision, group, clip, mark
+        self.watching: Callable[[Batch], AbstractContextManager[None]] = lambda _: nullcontext()
         self.nominal = 0.0
         self.may_be_unused = True  # with several ranks only if DDP looks for parameters without a gradient
         self.stop = torch.zeros((), dtype=torch.float64, device=group.device)
@@ -110,7 +112,7 @@ class StepRunner:
         counts: list[torch.Tensor] = []
         sums: list[torch.Tensor] = []
         for number, batch in enumerate(batches):
-            with parallel.quiet(number == last):
+            with parallel.quiet(number == last), self.watching(batch):
                 with self.precision.autocast():
                     mean, count = self.loss(parallel.network, batch)
                 weight = _scalar(count, mean.device)

@@ -6,9 +6,9 @@ import math
 
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from lftrain.errors import ConfigError
+from lftrain.memory.measure import kept
 from lftrain.options import PrecisionOptions
 from lftrain.runtime.feed import Batch
 from lftrain.runtime.precision import Precision
@@ -59,19 +59,9 @@ class MicroBatches:
         return GPU_SHARE * torch.cuda.get_device_properties(self._device).total_memory - held - states
 
     def _kept(self, part: Batch) -> float:
-        known = {one.untyped_storage().data_ptr() for one in self._model.parameters()}
-        kept: dict[int, int] = {}
-
-        def keep(value: torch.Tensor) -> torch.Tensor:
-            storage = value.untyped_storage()
-            if storage.data_ptr() not in known:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return value
-
-        with saved_tensors_hooks(keep, lambda value: value), self._precision.autocast():
-            mean, _ = self._loss(self._model, part)
-        del mean
-        return float(sum(kept.values()))
+        with kept(self._model.parameters()) as taken, self._precision.autocast():
+            self._loss(self._model, part)
+        return taken.bytes
 
     def _peak(self, part: Batch) -> float:
         torch.cuda.synchronize(self._device)

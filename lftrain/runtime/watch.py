@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,7 +64,7 @@ class Watch:
         self.skipped, self.in_a_row = 0, 0
         self.loss = float("nan")
         self.memory: dict[str, float] = {}
-        self.extra: dict[str, Callable[[], dict[str, int]]] = {}
+        self.extra: dict[str, Callable[[], Mapping[str, float]]] = {}
 
     def add(self, number: int, step: Step, report: torch.Tensor, lr: float) -> None:
         """A step that was launched: the ``number``-th of the run, from 1. Raises what a step read by now asks for."""

@@ -59,3 +59,10 @@ def test_every_line_of_the_table_has_its_record_and_is_in_the_docs() -> None:
 def test_stretches_of_rows() -> None:
     assert runs([True, True, False, True]) == [(0, 2), (3, 4)]
     assert runs([False]) == [] and runs([]) == []
+
+
+def test_a_budget_of_the_loader_counts_pixels_it_decodes(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lfdata.device.decoding.version", lambda: "2.4")
+    loader = Loader(pictures, 4, {"image": [T.CenterCrop(16)]}, max_bytes="64MiB")
+    with pytest.raises(OptionError, match="max_bytes counts pixels"):
+        DeviceLoader(loader, "cpu", decode="dali")

@@ -27,6 +27,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "pictures in threads": ("pictures", {"fields": PICTURES, "engine": "thread", "threads": 2}),
     "every kind": ("complete", {"fields": ["ids", "sound", "box", "points", "label", "caption", "blob"], "engine": "inline"}),
     "micro-batches": ("numbers", {"accumulate": 2}),
+    "parts": (
+        "complete",
+        {"fields": ["ids", "sound", "picture", "label"], "max_bytes": 26_000, "over": "split", "engine": "thread"},
+    ),
     "packed": ("numbers", {"fields": ["ids"], "packing": {"field": "ids", "window": 32, "capacity": 9}}),
 }
 Make = Callable[..., LateBackend]

@@ -20,6 +20,7 @@ torchdata = pytest.importorskip("torchdata.stateful_dataloader")
 
 FIELDS: dict[str, Any] = {"image": [T.RandomResizedCrop(12)], "label": None}
 MIXED: dict[str, Any] = {"batch_transforms": [T.MixUp(labels=("label",))]}
+BUDGET: dict[str, Any] = {"max_bytes": 130_000}
 PACKED: dict[str, Any] = {"packing": {"field": "ids", "window": 32, "capacity": 9}, "tail": "pad"}
 
 
@@ -31,7 +32,7 @@ def stateful(dataset: LoaderDataset, workers: int, **options: Any) -> Any:
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 def test_the_loaders_order(pictures: Path, numbers: Path, workers: int) -> None:
-    for path, fields, options in ((pictures, FIELDS, MIXED), (numbers, ["ids"], PACKED)):
+    for path, fields, options in ((pictures, FIELDS, MIXED), (numbers, ["ids"], PACKED), (pictures, ["image"], BUDGET)):
         dataset = LoaderDataset(path, 8, fields, **options)
         whole = digests(Loader(path, 8, fields, engine="inline", **options), epochs=2)
         first = len(dataset)
@@ -39,6 +40,25 @@ def test_the_loaders_order(pictures: Path, numbers: Path, workers: int) -> None:
         dataset.set_epoch(1)
         assert [digest(batch) for batch in stateful(dataset, workers)] == whole[first:]
         assert len(dataset) == len(whole) - first
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_in_parts_out_of_one_worker(pictures: Path, workers: int) -> None:
+    options: dict[str, Any] = {"max_bytes": 64_000, "over": "split"}
+    whole = digests(Loader(pictures, 8, ["image"], engine="inline", **options))
+    dataset = LoaderDataset(pictures, 8, ["image"], **options)
+    assert len(dataset) == len(whole) > 6
+    loader, found = stateful(dataset, workers), []
+    for batch in loader:
+        found.append(digest(batch))
+        if int(batch["__part__"][0, 0]) == 0 and len(found) > 3:
+            state = loader.state_dict()
+            break
+    again = stateful(LoaderDataset(pictures, 8, ["image"], **options), workers)
+    again.load_state_dict(state)
+    assert found + [digest(batch) for batch in again] == whole
+    with pytest.raises(OptionError, match="out of order"):
+        list(stateful(LoaderDataset(pictures, 8, ["image"], **options), 2))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

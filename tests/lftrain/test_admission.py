@@ -1,0 +1,236 @@
+"""Peak bytes foretold from shapes, and micro-batches cut by them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trainkit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.gpu.activations import MODELS, compare
+from lfdata import Loader
+from lftrain import ActivationOptions, GraphOptions, Runtime
+from lftrain.errors import ConfigError
+from lftrain.memory.admission import MOST_PARTS, Admission, cut, rows_of, shape_of
+from lftrain.memory.measure import kept
+from lftrain.memory.model import ActivationModel, MaxSoFar, nnls
+
+CPU = torch.device("cpu")
+
+
+# -- the fit --------------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10**6), st.integers(1, 5), st.booleans())
+def test_the_fit_is_the_best_without_a_negative_coefficient(seed: int, count: int, alike: bool) -> None:
+    rng = np.random.default_rng(seed)
+    rows = rng.random((30, count)) + (10 * rng.random((30, 1)) if alike else 0)
+    aim = rows @ rng.normal(size=count) + rng.normal(size=30)
+    found = nnls(rows.T @ rows, rows.T @ aim)
+    assert (found >= 0).all()
+    best = float(aim @ aim)
+    for size in range(1, count + 1):
+        for chosen in itertools.combinations(range(count), size):
+            part = np.linalg.lstsq(rows[:, chosen], aim, rcond=None)[0]
+            if (part >= 0).all():
+                best = min(best, float(np.square(rows[:, chosen] @ part - aim).sum()))
+    assert float(np.square(rows @ found - aim).sum()) <= best * (1 + 1e-6) + 1e-9
+
+
+def test_features_that_are_multiples_of_each_other_and_features_that_are_always_0() -> None:
+    model = ActivationModel(["rows", "twice", "never"])
+    for rows in range(1, 20):
+        model.observe({"rows": rows, "twice": 2 * rows, "never": 0}, 1000.0 * rows + 50)
+    found = model.predict({"rows": 40, "twice": 80, "never": 0})
+    assert found is not None and found.bytes == pytest.approx(40_050, rel=1e-4) and found.band < 40
+    # Of what was never seen nothing is known.
+    unknown = model.predict({"rows": 1, "twice": 2, "never": 1})
+    assert unknown is not None and unknown.band == math.inf
+
+
+def test_nothing_is_said_before_enough_was_seen() -> None:
+    model = ActivationModel(["rows"])
+    for rows in (1, 2, 3):
+        assert not model.ready and model.predict({"rows": 5}) is None and model.admits({"rows": 10**9}, 1)
+        model.observe({"rows": rows}, 100.0 * rows)
+    model.observe({"rows": 4}, 400.0)
+    assert model.ready and model.admits({"rows": 5}, 501) and not model.admits({"rows": 5}, 499)
+    # What cannot be bytes is not learnt from.
+    for wrong in (0.0, -1.0, math.inf, math.nan):
+        model.observe({"rows": 5}, wrong)
+    assert model.seen == 4
+
+
+def test_the_band_holds_what_the_fit_missed_and_grows_beyond_what_was_seen() -> None:
+    rng, model = random.Random(0), ActivationModel(["rows"])
+    for _ in range(100):
+        rows = rng.randrange(1, 100)
+        model.observe({"rows": rows}, 1000 * rows * rng.uniform(0.8, 1.2))
+    inside, outside = model.predict({"rows": 50}), model.predict({"rows": 990})
+    assert inside is not None and outside is not None
+    assert 0.1 < inside.band / inside.bytes < 0.6
+    assert outside.band / outside.bytes == pytest.approx(10 * inside.band / inside.bytes, rel=0.02)
+    report = model.report()
+    assert report["error"] < 0.2 < report["error_max_so_far"] and report["seen"] == 100
+
+
+def test_parts_are_as_few_as_fit() -> None:
+    model = ActivationModel(["rows", "squares"])
+    for rows, tokens in itertools.product((1, 2, 4, 8), (10, 30, 100)):
+        model.observe({"rows": rows, "squares": rows * tokens**2}, 500 + 100 * rows + 4.0 * rows * tokens**2)
+    shape = {"rows": 8, "squares": 8 * 100**2}
+    assert model.split(shape, 400_000, 8) == 1 and model.split(shape, 170_000, 8) == 2
+    assert model.split(shape, 50_000, 8) == 7 and model.split(shape, 10, 8) == 8 and model.split(shape, 10, 1) == 1
+
+
+def test_shapes_that_make_no_sense() -> None:
+    for wrong in ([], ["rows", "rows"]):
+        with pytest.raises(ConfigError, match="names, each once"):
+            ActivationModel(wrong)
+    model = ActivationModel(["rows"])
+    with pytest.raises(ConfigError, match="lacks the feature 'rows'"):
+        model.observe({"tokens": 1}, 1.0)
+    for value in (-1, math.nan, math.inf):
+        with pytest.raises(ConfigError, match="from 0 on"):
+            model.predict({"rows": value})
+    baseline = MaxSoFar()
+    for one in (3.0, 7.0, 5.0):
+        baseline.observe(one)
+    assert baseline.bytes == 7
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_shapes_that_were_never_seen_are_foretold_several_times_better_than_by_the_largest(name: str) -> None:
+    found = compare(name, CPU, 1, seen=30, held_out=40)
+    model, baseline = (found["error"][who]["median"] for who in ("model", "max_so_far"))
+    worst, worst_baseline = (found["error"][who]["max"] for who in ("model", "max_so_far"))
+    assert model < baseline / 5 and worst < worst_baseline / 5 and model < 0.05
+    assert found["beyond_the_band"] <= 4
+
+
+def test_what_experts_get_is_a_feature_that_matters() -> None:
+    """Without it the number of tokens says little."""
+    network, make = MODELS["experts"](CPU, 1)
+    rng, models = np.random.default_rng(1), (ActivationModel(["tokens", "first expert"]), ActivationModel(["tokens"]))
+    for _ in range(40):
+        shape, forward = make(rng)
+        with kept(network.parameters()) as taken:
+            forward()
+        for model in models:
+            model.observe(shape, taken.bytes)
+    with_it, without = (model.report()["error"] for model in models)
+    assert with_it < without / 5
+
+
+def test_bytes_kept_count_each_storage_once_and_no_parameters() -> None:
+    x = torch.randn(10, 4, requires_grad=True)
+    with kept([x]) as taken:
+        y = x * 2
+        z = (y.exp() + y.view(4, 10).t()[:10].exp().sum()).square()
+    # exp keeps its result, twice; square its input; nothing keeps y.
+    assert taken.bytes == 4 * (40 + 40 + 40)
+    del z
+
+
+# -- cutting --------------------------------------------------------------------------------------------------------------
+
+
+def batch_of(lengths: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
+    made = torch.Generator().manual_seed(seed)
+    return {
+        "x": torch.randn(len(lengths), 4, generator=made),
+        "y": torch.randn(len(lengths), generator=made),
+        "ids": torch.randint(0, 99, (sum(lengths),), generator=made),
+        "ids.offsets": torch.tensor([0, *itertools.accumulate(lengths)]),
+        "__index__": torch.arange(len(lengths)),
+        "__mask__": torch.ones(len(lengths), dtype=torch.bool),
+    }
+
+
+def test_cut_rows_are_the_rows() -> None:
+    batch = batch_of([3, 0, 5, 1, 2])
+    assert rows_of(batch) == 5
+    parts = [cut(batch, 0, 2), cut(batch, 2, 5)]
+    for name in ("x", "y", "ids", "__index__"):
+        assert torch.equal(torch.cat([part[name] for part in parts]), batch[name])
+    assert parts[1]["ids.offsets"].tolist() == [0, 5, 6, 8] and [rows_of(part) for part in parts] == [2, 3]
+    assert rows_of({**batch, "scale": torch.tensor(1.0)}) is None and rows_of({**batch, "other": torch.ones(3)}) is None
+    shape = shape_of(batch)
+    assert shape == {"rows": 5, "x": 20, "x^2/rows": 80, "ids": 11, "ids^2/rows": 121 / 5}
+
+
+def test_a_step_is_cut_once_it_is_known_to_be_too_large(tmp_path: Path) -> None:
+    told: list[str] = []
+    model = trainkit.make_model(dropout=0.0)
+    admission = Admission(3_000, model, CPU, told.append)
+    sizes = [4, 9, 2, 12, 7, 20, 3, 6, 64, 5, 1]
+    found = []
+    for size in sizes:
+        batch = batch_of([1] * size)
+        parts, host = admission.admit([batch], [batch])
+        assert all(one is other for one, other in zip(parts, host, strict=True))
+        found.append([len(one["x"]) for one in parts])
+        for part in parts:
+            with admission.watching(part):
+                trainkit.loss(model, part)[0].backward()
+    assert [sum(one) for one in found] == sizes
+    assert admission.model is not None and admission.report()["split"] >= 1
+    # Five features and a constant: eight are needed.
+    assert [len(one) for one in found[:8]] == [1] * 8 and found[8] == [32, 32]
+    largest = admission.model.predict(shape_of(batch_of([1] * 64)))
+    assert largest is not None and largest.bytes > 3_000
+    again, _ = admission.admit([batch_of([1] * 64)], [batch_of([1] * 64)])
+    assert 1 < len(again) <= MOST_PARTS
+    for part in again:
+        with kept((*model.parameters(), *part.values())) as taken:
+            trainkit.loss(model, part)
+        assert taken.bytes <= 3_000
+    whole = {**batch_of([1] * 64), "scale": torch.tensor(2.0)}
+    assert len(admission.admit([whole], [whole])[0]) == 1 and len(told) == 1
+    # What is known of the samples follows; of packed rows it is told once.
+    rows = {"__index__": torch.arange(64)}
+    _, known = admission.admit([batch_of([1] * 64)], [rows])
+    assert torch.cat([one["__index__"] for one in known]).tolist() == list(range(64))
+    packed = {"__index__": torch.arange(100)}
+    _, known = admission.admit([batch_of([1] * 64)], [packed])
+    assert known[0] is packed and all(one == {} for one in known[1:])
+
+
+def _trained(folder: Path, data: Path, **activations: Any) -> Runtime:
+    torch.manual_seed(0)
+    model = trainkit.make_model(dropout=0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = Loader(data, 32, seed=3, engine="inline", threads=1)
+    chosen = trainkit.options(folder, 20, activations=ActivationOptions(**activations))
+    runtime = Runtime(model, trainkit.loss, loader, optimizer, chosen)
+    runtime.run()
+    return runtime
+
+
+def test_training_is_the_same_but_for_rounding(tmp_path: Path) -> None:
+    data = trainkit.write_points(tmp_path / "d", 256)
+    plain, cut_ = _trained(tmp_path / "plain", data), _trained(tmp_path / "cut", data, admit_mb=0.0015)
+    for one, other in zip(plain.model.parameters(), cut_.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert cut_.watch.loss == pytest.approx(plain.watch.loss, rel=1e-4)
+    lines = [json.loads(line) for line in (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()]
+    last = [line for line in lines if line["kind"] == "step"][-1]["admission"]
+    assert last["split"] > 5 and last["error"] < last["error_max_so_far"]
+    assert cut_.watch._window.samples == 0 and plain.watch._window.samples == 0
+
+
+def test_a_graph_is_refused(tmp_path: Path) -> None:
+    data = trainkit.write_points(tmp_path / "d")
+    chosen = trainkit.options(tmp_path / "run", 2, activations=ActivationOptions(admit_mb=1), graph=GraphOptions(enabled=True))
+    with pytest.raises(ConfigError, match="fixed shapes"):
+        trainkit.make_runtime(data, chosen)
