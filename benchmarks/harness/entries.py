@@ -30,6 +30,7 @@ SUBJECTS = (
     "ffcv_",
     "lfdata_threads",
     "lfdata_numpy",
+    "lfdata_blocks",
     "lfdata_webp",
     "ffcv_raw",
     "grain_defaults",

@@ -550,17 +550,18 @@ static int jpeg_window(struct jpeg_decompress_struct *info, Scratch *s, const Ba
     return info->err->num_warnings ? FALLBACK : OK;
 }
 
-/* Header of a JPEG whose one scan restarts after every row of MCUs. */
+/* Header of a JPEG whose one scan restarts after every group of MCUs, of which a whole number make a row. */
 typedef struct {
     size_t sof, scan; /* where the frame header and the entropy-coded data begin */
-    int height, mcu_height, rows;
+    int width, height, mcu_width, mcu_height;
+    int rows, groups, group; /* rows of MCUs, groups of a row, pixels across a group */
 } Restarts;
 
 /* Whether a JPEG is one of those, and as large as its job says. */
 static int restarts(const Job *job, Restarts *found) {
     const uint8_t *data = job->data;
     size_t size = job->size, at = 2;
-    int width = 0, components = 0, interval = 0, across = 1, down = 1;
+    int components = 0, interval = 0, across = 1, down = 1;
     memset(found, 0, sizeof *found);
     if (size < 4 || data[0] != 0xFF || data[1] != 0xD8) {
         return 0;
@@ -584,7 +585,7 @@ static int restarts(const Job *job, Restarts *found) {
             }
             found->sof = at;
             found->height = (int)get16(body + 1, 1);
-            width = (int)get16(body + 3, 1);
+            found->width = (int)get16(body + 3, 1);
             for (int c = 0; c < components && components > 1; c++) {
                 int factors = body[7 + 3 * c];
                 across = factors >> 4 > across ? factors >> 4 : across;
@@ -603,33 +604,49 @@ static int restarts(const Job *job, Restarts *found) {
         }
         at += 2 + length;
     }
+    int columns = (found->width + 8 * across - 1) / (8 * across);
+    if (!found->sof || !interval || columns % interval || found->width != job->width || found->height != job->height) {
+        return 0;
+    }
+    found->mcu_width = 8 * across;
     found->mcu_height = 8 * down;
     found->rows = (found->height + 8 * down - 1) / (8 * down);
-    return found->sof && interval && interval == (width + 8 * across - 1) / (8 * across) && width == job->width && found->height == job->height;
+    found->groups = columns / interval;
+    found->group = interval * found->mcu_width;
+    return 1;
 }
 
-/* Of a JPEG that restarts after every row of MCUs, only those around the rectangle, as a lower picture: what lies above them is neither read nor
-   decoded. Any other stays as it is. */
-static int cut_rows(Scratch *s, const Batch *batch, Job *job) {
+/* Of a JPEG that restarts after every group of MCUs, only those around the rectangle, as a smaller picture: what lies above and beside them is
+   not decoded. Any other stays as it is. */
+static int cut_out(Scratch *s, const Batch *batch, Job *job) {
     Restarts is;
     if (!restarts(job, &is)) {
         return OK;
     }
-    double reach = fmax(1.0, (job->y1 - job->y0) / batch->height) + ROWS_AROUND;
-    int first = (int)fmax(0.0, job->y0 - reach) / is.mcu_height - 1, last = (int)(job->y1 + reach) / is.mcu_height + 2;
+    double high = fmax(1.0, (job->y1 - job->y0) / batch->height) + ROWS_AROUND;
+    int first = (int)fmax(0.0, job->y0 - high) / is.mcu_height - 1, last = (int)(job->y1 + high) / is.mcu_height + 2;
+    first = first < 0 ? 0 : first;
     last = last > is.rows ? is.rows : last;
-    if (first < 1) {
+    /* Pixels at an edge that the whole picture does not have are others: an MCU more, and what jpeg_window takes. */
+    double wide = fmax(1.0, (job->x1 - job->x0) / batch->width) + MARGIN * shrink_of(batch, job) + is.mcu_width;
+    int left = (int)(fmax(0.0, job->x0 - wide) / is.group), right = (int)((job->x1 + wide) / is.group) + 1;
+    right = right > is.groups ? is.groups : right;
+    if (!first && !left && right == is.groups) {
         return OK;
     }
     GROW(s->cut, s->cut_capacity, job->size + 2);
     uint8_t *out = s->cut;
-    const uint8_t *end = job->data + job->size, *from = NULL, *at = job->data + is.scan;
+    const uint8_t *end = job->data + job->size, *at = job->data + is.scan, *from = at;
     memcpy(out, job->data, is.scan);
     int height = (is.height < last * is.mcu_height ? is.height : last * is.mcu_height) - first * is.mcu_height;
+    int width = (is.width < right * is.group ? is.width : right * is.group) - left * is.group;
     out[is.sof + 5] = (uint8_t)(height >> 8);
     out[is.sof + 6] = (uint8_t)height;
+    out[is.sof + 7] = (uint8_t)(width >> 8);
+    out[is.sof + 8] = (uint8_t)width;
     out += is.scan;
-    for (int row = 0; row < last;) {
+    int row = 0, group = 0, number = 0, kept = 0;
+    for (;;) {
         at = memchr(at, 0xFF, (size_t)(end - at));
         if (at == NULL || end - at < 2) {
             return OK;
@@ -639,15 +656,23 @@ static int cut_rows(Scratch *s, const Batch *batch, Job *job) {
             at += marker ? 1 : 2;
             continue;
         }
-        if (row == is.rows - 1 ? marker != 0xD9 : marker != 0xD0 + row % 8) {
+        if (row == is.rows - 1 && group == is.groups - 1 ? marker != 0xD9 : marker != 0xD0 + number % 8) {
             return OK; /* not in order: libjpeg finds the fault */
         }
-        row++;
-        if (row > first) {
+        int done = row == last - 1 && group == right - 1;
+        if (row >= first && group >= left && group < right) {
             memcpy(out, from, (size_t)(at - from));
             out += at - from;
             *out++ = 0xFF;
-            *out++ = (uint8_t)(row == last ? 0xD9 : 0xD0 + (row - first - 1) % 8);
+            *out++ = (uint8_t)(done ? 0xD9 : 0xD0 + kept++ % 8);
+        }
+        if (done) {
+            break;
+        }
+        number++;
+        if (++group == is.groups) {
+            group = 0;
+            row++;
         }
         at += 2;
         from = at;
@@ -655,14 +680,17 @@ static int cut_rows(Scratch *s, const Batch *batch, Job *job) {
     job->data = s->cut;
     job->size = (size_t)(out - s->cut);
     job->height = height;
+    job->width = width;
     job->y0 -= first * is.mcu_height;
     job->y1 -= first * is.mcu_height;
+    job->x0 -= left * is.group;
+    job->x1 -= left * is.group;
     return OK;
 }
 
 static int jpeg_job(Scratch *s, const Batch *batch, const Job *whole) {
     Job cut = *whole, *job = &cut;
-    if (cut_rows(s, batch, job) != OK) {
+    if (cut_out(s, batch, job) != OK) {
         return NO_MEMORY;
     }
     struct jpeg_decompress_struct info;

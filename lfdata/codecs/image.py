@@ -39,7 +39,7 @@ class ImageEncoder:
     def __init__(self, policy: ImagePolicy) -> None:
         self.policy = policy
         self.params: dict[str, Any] = {**policy.to_params(), "pil": pil_report()}
-        if policy.transcode or (policy.restart and policy.codec == "keep"):
+        if policy.transcode or ((policy.restart or policy.restart_blocks) and policy.codec == "keep"):
             self.params["jpegtran"] = jpeg.jpegtran_version()
 
     def encode(self, raw: Buffer | NDArray[Any]) -> Encoded:
@@ -77,12 +77,13 @@ class ImageEncoder:
         with strict_pil():
             if fmt not in ("jpeg", "bmp"):
                 check_all_frames(data, fmt, self.policy.max_pixels)
-            restart = self.policy.restart and fmt == "jpeg"
+            policy = self.policy
+            restart = "" if fmt != "jpeg" else "rows" if policy.restart else "blocks" if policy.restart_blocks else ""
             if restart or (self.policy.transcode and fmt == "jpeg" and jpeg.parse(data).progressive):
                 before, data = picture.array(), jpeg.to_baseline(data, restart)
                 if not np.array_equal(read_picture(data, fmt, self.policy).array(), before):
                     raise SampleError("transcode", "jpegtran changed pixels: the file is not what it seems")
-        aux = jpeg.row_offsets(data) if restart else None
+        aux = jpeg.row_offsets(data) if restart == "rows" else None
         return Encoded(data, _sizes(picture, fmt), aux, tuple(picture.warnings))
 
 

@@ -20,7 +20,7 @@ VALID = {
     "lossless": "yes|no (webp)",
     "method": "0..6 (webp)",
     "subsampling": "420|444 (jpeg)",
-    "restart": "rows (jpeg, keep)",
+    "restart": "rows|blocks (jpeg, keep)",
     "longest": "N",
     "shorter": "N",
     "exact": "WxH",
@@ -51,6 +51,8 @@ class ImagePolicy:
         subsampling: chroma of jpeg: ``420``, what cameras and data sets use; ``444`` for text and graphics.
         restart: a restart marker after every MCU row of a JPEG, so that a reader can start at any row. Off: 1 % more bytes. With
             codec=keep JPEG files are rewritten without loss (and as sequential), which "untouched" does not mean either.
+        restart_blocks: restart=blocks: restart markers within rows too, after each of about eight groups of MCUs, so that a crop is decoded
+            without what lies beside it. For pictures that are cropped at random; about the bytes of the file as it was.
         longest, shorter: side in pixels that the picture is scaled to, aspect kept; ``None``: as it is. Never enlarged
             unless ``upscale``. exact: (width, height), aspect *not* kept, enlarged where needed.
         upscale: let ``longest`` and ``shorter`` enlarge. Off: invented pixels cost bytes and teach nothing.
@@ -75,6 +77,7 @@ class ImagePolicy:
     method: int = 4
     subsampling: str = "420"
     restart: bool = False
+    restart_blocks: bool = False
     longest: int | None = None
     shorter: int | None = None
     exact: tuple[int, int] | None = None
@@ -97,13 +100,15 @@ class ImagePolicy:
         codec = reader.choice("codec", CODECS, "png" if role == "depth" else "webp")
         labels = role != "picture"
         lossless = _yes(reader, "lossless", labels and codec == "webp")
+        restart = reader.choice("restart", ("rows", "blocks", "no"), "no")
         policy = cls(
             codec=codec,
             quality=_quality(reader, codec, lossless),
             lossless=lossless,
             method=reader.integer("method", 4, 0, 6) or 0,
             subsampling=reader.choice("subsampling", ("420", "444"), "420"),
-            restart=reader.choice("restart", ("rows", "no"), "no") == "rows",
+            restart=restart == "rows",
+            restart_blocks=restart == "blocks",
             longest=reader.integer("longest", None, 1, _MAX_SIDE),
             shorter=reader.integer("shorter", None, 1, _MAX_SIDE),
             exact=_exact(reader),
@@ -131,7 +136,7 @@ class ImagePolicy:
             optional = known.name in ("quality", "longest", "shorter", "exact")
             wanted = tuple if known.name == "exact" else int if optional else type(known.default)
             if not (optional and value is None) and type(value) is not wanted:
-                raise OptionError(f"image: stored {known.name}={value!r} is not {VALID[known.name]}")
+                raise OptionError(f"image: stored {known.name}={value!r} is not {VALID.get(known.name, 'true or false')}")
             values[known.name] = value
         policy = cls(**values)
         for name, valid in (("codec", CODECS), ("role", ROLES), ("icc", ("srgb", "ignore")), ("bits16", ("scale", "keep"))):
@@ -142,8 +147,11 @@ class ImagePolicy:
         return policy
 
     def to_params(self) -> dict[str, Any]:
-        """JSON-able form: every attribute by name."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+        """JSON-able form: every attribute by name, but for one that is younger than the format where it says nothing."""
+        found = {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+        if not self.restart_blocks:
+            del found["restart_blocks"]
+        return found
 
 
 def blend_colour(alpha: str) -> tuple[int, int, int] | None:

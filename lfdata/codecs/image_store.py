@@ -14,6 +14,7 @@ from PIL import Image
 from lfdata.codecs.color import Picture
 from lfdata.codecs.containers import check_pixels
 from lfdata.codecs.image_policy import ImagePolicy
+from lfdata.codecs.jpeg import restart_group
 from lfdata.errors import SampleError
 
 _RESAMPLE = {
@@ -94,6 +95,9 @@ def _save(image: Image.Image, policy: ImagePolicy) -> bytes:
         )  # exact: colour under full transparency is kept too
     elif policy.codec == "jpeg":
         restart = {"restart_marker_rows": 1} if policy.restart else {}
+        if policy.restart_blocks:
+            mcu = 16 if policy.subsampling == "420" and image.mode != "L" else 8
+            restart = {"restart_marker_blocks": restart_group(-(-image.width // mcu))}
         image.save(
             out, "JPEG", quality=policy.quality, subsampling=f"4:{policy.subsampling[1]}:{policy.subsampling[2]}", **restart
         )

@@ -24,6 +24,8 @@ _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 _GUARD = b"\xff\x00" * 16
 MAX_SCANS = 100
+# Of a row, with restart markers within rows.
+GROUPS = 8
 """Scans a JPEG may have: encoders write about 10; a hostile file of thousands would take minutes to decode."""
 
 TRANSCODE_TIMEOUT = 120.0
@@ -258,7 +260,7 @@ def _last_row_end(data: bytes, start: int) -> int:
     return match.start()
 
 
-_NO_JPEGTRAN = "transcode=yes, and restart=rows with codec=keep, need the program jpegtran: apt install libjpeg-turbo-progs"
+_NO_JPEGTRAN = "transcode=yes, and restart= with codec=keep, need the program jpegtran: apt install libjpeg-turbo-progs"
 
 
 def jpegtran_version() -> str:
@@ -272,18 +274,27 @@ def jpegtran_version() -> str:
     return (done.stdout + done.stderr).decode("utf-8", "replace").strip().splitlines()[0]
 
 
-def to_baseline(data: bytes, restart: bool = False) -> bytes:
-    """Losslessly rewrite a JPEG as a sequential one: same coefficients, all metadata kept, a restart marker after every MCU row if
-    ``restart``.
+def restart_group(columns: int) -> int:
+    """MCUs between restart markers where rows of so many are cut into groups: a divisor, about an eighth; all if none is near."""
+    wanted = columns / GROUPS
+    found = [n for n in range(2, columns + 1) if columns % n == 0]
+    best = min(found, key=lambda n: max(n / wanted, wanted / n), default=1)
+    return best if wanted / 2 <= best <= 2 * wanted or best == 2 else columns
+
+
+def to_baseline(data: bytes, restart: str = "") -> bytes:
+    """Losslessly rewrite a JPEG as a sequential one: same coefficients, all metadata kept, a restart marker after every MCU row
+    (``restart``: ``"rows"``) or after every group of MCUs (``"blocks"``: :func:`restart_group`).
 
     Raises :class:`SampleError` ``transcode`` when jpegtran fails or warns, :class:`OptionError` when it is not installed.
     """
     tool = shutil.which("jpegtran")
     if tool is None:
         raise OptionError(_NO_JPEGTRAN)
+    every = f"{restart_group(parse(data).mcu_columns)}B" if restart == "blocks" else "1" if restart else ""
     try:
         done = subprocess.run(
-            [tool, "-copy", "all", "-optimize", *(("-restart", "1") if restart else ())],
+            [tool, "-copy", "all", "-optimize", *(("-restart", every) if every else ())],
             input=data,
             capture_output=True,
             timeout=TRANSCODE_TIMEOUT,

@@ -184,6 +184,28 @@ def test_kept_files_get_restart_markers_without_loss() -> None:
 
 
 @needs_jpegtran
+def test_kept_files_get_restart_markers_within_rows_without_loss() -> None:
+    encoder, kept = make_image_encoder(options("codec=keep,restart=blocks")), make_image_encoder(options("codec=keep"))
+    for how in ({}, {"progressive": True}, {"subsampling": "4:4:4"}, {"restart_marker_blocks": 3}):
+        data = save(photo(410, 70), "JPEG", **how)
+        encoded = encoder.encode(data)
+        info = jpeg.parse(bytes(encoded.payload))
+        assert encoded.aux is None and info.restart_interval == jpeg.restart_group(info.mcu_columns) < info.mcu_columns
+        whole = ImageDecoder(kept.params).decode(data, kept.encode(data).sizes)
+        decoder = ImageDecoder(encoder.params)
+        assert np.array_equal(decoder.decode(*_both(encoded)), whole)
+        with pytest.raises(OptionError, match="restart=rows"):
+            decoder.decode_rows(*_both(encoded), [], 0, 9)
+
+
+@pytest.mark.parametrize(
+    ("columns", "group"), [(1, 1), (2, 2), (22, 2), (23, 23), (24, 3), (32, 4), (63, 7), (250, 25), (251, 251)]
+)
+def test_groups_of_a_row_are_equal_and_about_eight(columns: int, group: int) -> None:
+    assert jpeg.restart_group(columns) == group
+
+
+@needs_jpegtran
 @pytest.mark.parametrize("turn", range(1, 9))
 def test_rows_of_turned_files_are_those_of_the_upright_picture(turn: int) -> None:
     exif = b"Exif\0\0II*\0\x08\0\0\0\1\0\x12\1\3\0\1\0\0\0" + bytes([turn, 0, 0, 0]) + bytes(4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parent))
 from image_samples import exif, options, photo, png16, save
 
+from lfdata.codecs import jpeg
 from lfdata.codecs.base import Encoded, PackedPayloads
 from lfdata.codecs.image import IMAGE_CODECS, make_image_encoder
 from lfdata.codecs.pil_versions import pil_report
@@ -440,25 +442,29 @@ def test_wrong_index(native: bool | None, kinds: dict[str, Encoded]) -> None:
 
 
 @pytest.mark.parametrize("native", ENGINES)
-def test_restart_marked_rows(native: bool | None) -> None:
+@pytest.mark.parametrize("restart", ["rows", "blocks"])
+def test_restart_marked(restart: str, native: bool | None) -> None:
     for how, pixels in (
         ("420", photo(140, 300)),
         ("444", photo(140, 300)),
+        ("420", photo(300, 533)),
         ("420", photo(140, 300)[:, :, :1]),
         ("420", photo(9, 5)),
     ):
-        encoder = make_image_encoder({"codec": "jpeg", "restart": "rows", "subsampling": how})
+        encoder = make_image_encoder({"codec": "jpeg", "restart": restart, "subsampling": how})
         item = encoder.encode(np.ascontiguousarray(pixels))
         plain = make_image_encoder({"codec": "jpeg", "subsampling": how}).encode(np.ascontiguousarray(pixels))
         width, height = item.sizes["width"], item.sizes["height"]
         rng = np.random.default_rng(1)
         corners = np.sort(rng.random((40, 2, 2)), axis=1) * (width, height)
         boxes = np.concatenate([corners[:, 0], corners[:, 1]], axis=1)
-        boxes[:4] = [
+        boxes[:6] = [
             (0, 0, width, height),
             (0, 0, width, 1),
             (0, height - 1, width, height),
             (0, height / 2, 1, height / 2 + 1),
+            (width - 1, 0, width, height),
+            (width / 2, height / 3, width / 2 + 1, height),
         ]
         for size in ((12, 17), (60, 30), (3, 3)):
             whole, bad = crops([plain] * 40, boxes, size, native=native)
@@ -468,9 +474,10 @@ def test_restart_marked_rows(native: bool | None) -> None:
 
 @needs_jpegtran
 @pytest.mark.parametrize("native", ENGINES)
-def test_kept_jpegs_with_restart_markers_give_the_same_crops(native: bool | None) -> None:
+@pytest.mark.parametrize("restart", ["rows", "blocks"])
+def test_kept_jpegs_with_restart_markers_give_the_same_crops(restart: str, native: bool | None) -> None:
     rng = np.random.default_rng(4)
-    marked = make_image_encoder({"codec": "keep", "restart": "rows"})
+    marked = make_image_encoder({"codec": "keep", "restart": restart})
     for make in KINDS.values():
         plain = KEEP.encode(make())
         if plain.sizes["codec"] != IMAGE_CODECS["jpeg"]:
@@ -511,6 +518,57 @@ def test_odd_chroma_sampling_gives_the_same_pixels_each_time(sampling: str) -> N
         assert not bad and np.array_equal(first, again)
         small = [n for n, box in enumerate(boxes) if min(box[2] - box[0], box[3] - box[1]) < 48]
         assert small and min(psnr(first[n], wanted[n]) for n in small) > 40
+
+
+@needs_native
+@pytest.mark.parametrize("side", [64, 500, 512, 640])
+def test_what_lies_beside_a_crop_is_not_decoded(side: int) -> None:
+    """The last group of every row is another picture's: only crops that see it change."""
+    encoder = make_image_encoder({"codec": "jpeg", "restart": "blocks", "quality": "90"})
+    item, other = (encoder.encode(np.ascontiguousarray(p)) for p in (photo(side, side), 255 - photo(side, side)))
+    columns = -(-side // 16)
+    group = jpeg.restart_group(columns)
+    assert group < columns
+    last = columns // group - 1
+    first, second = (groups_of(item), groups_of(other))
+    head, mixed = (
+        first[0],
+        [b if n % (last + 1) == last else a for n, (a, b) in enumerate(zip(first[1], second[1], strict=True))],
+    )
+    data = head + b"".join(part + bytes((0xFF, 0xD0 + n % 8)) for n, part in enumerate(mixed))
+    changed = replace(item, payload=data[:-2] + b"\xff\xd9")
+    boxes = np.array([[0.0, 8, 16, 40], [side - 12.0, 8, side, 40]])
+    before, bad = crops([item] * 2, boxes, (16, 16), params=encoder.params)
+    after, bad_too = crops([changed] * 2, boxes, (16, 16), params=encoder.params)
+    assert not bad and not bad_too
+    assert np.array_equal(before[0], after[0]) and not np.array_equal(before[1], after[1])
+
+
+def groups_of(item: Any) -> tuple[bytes, list[bytes]]:
+    """What comes before the groups of a JPEG, and each of them."""
+    data = bytes(item.payload)
+    start = jpeg.parse(data).scan_offset
+    return data[:start], re.split(rb"\xff[\xd0-\xd7]", data[start:-2])
+
+
+@needs_native
+def test_damage_among_groups_is_found_or_not_seen() -> None:
+    """A byte of a picture with groups is another: the crop fails, or it is what the whole picture has there."""
+    encoder = make_image_encoder({"codec": "jpeg", "restart": "blocks"})
+    item = encoder.encode(photo(140, 300))
+    rng, box = np.random.default_rng(8), np.array([[60.0, 200, 130, 260]])
+    found, failed, start = 0, 0, jpeg.parse(bytes(item.payload)).scan_offset
+    for at in rng.integers(start, len(item.payload) - 2, 300).tolist():
+        data = bytearray(item.payload)
+        data[at] = int(rng.integers(0, 256))
+        broken = [replace(item, payload=bytes(data))]
+        cut, bad = crops(broken, box, (60, 70), params=encoder.params)
+        whole, bad_too = crops(broken, box, (60, 70), params=encoder.params, native=False)
+        failed += bool(bad)
+        if not bad and not bad_too:
+            found += 1
+            assert np.abs(cut.astype(int) - whole).max() <= EXACT, at
+    assert found > 100, (found, failed)
 
 
 @needs_native
