@@ -47,9 +47,12 @@ def fields_of(workload: Workload) -> dict[str, Any]:
 
 
 def _loader(workload: Workload, prepared: Path, settings: Settings, numpy: bool = False, **options: Any) -> Any:
-    from lfdata.loader.loader import Loader, NumpyLoader
+    if numpy:
+        from lfdata import NumpyLoader as Loader
+    else:
+        from lfdata import Loader  # type: ignore[assignment]
 
-    return (NumpyLoader if numpy else Loader)(
+    return Loader(
         prepared / "shards",
         workload.batch,
         fields_of(workload),
