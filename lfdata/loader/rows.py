@@ -15,7 +15,7 @@ from lfdata.dataset.rows import Memory, scatter
 from lfdata.errors import ChangedError, FormatError, RemoteError, SampleError, StorageError, TruncatedError
 from lfdata.format.layout import SIZE_ROLES
 from lfdata.loader.spans import READ, Spans
-from lfdata.order.draws import uniform
+from lfdata.order.draws import Draws
 from lfdata.order.samples import Samples
 
 EMPTY: Mapping[str, Readings] = {}
@@ -62,14 +62,16 @@ class Rows:
         # What a filler keeps between fill() and augment().
         self.kept: dict[str, Any] = {}
         self.anchors = samples if anchors is None else anchors
+        self._draws: Draws | None = None
 
     def __len__(self) -> int:
         return len(self.samples.index)
 
     def uniform(self, operation: str, count: int) -> NDArray[np.float64]:
         """Draws that belong to the samples: float64 in [0, 1), shape (rows, count)."""
-        samples = self.anchors
-        return uniform(self.seed, samples.epoch, samples.index, samples.occurrence, operation, count)
+        if self._draws is None:
+            self._draws = Draws(self.anchors.epoch, self.anchors.index, self.anchors.occurrence)
+        return self._draws.uniform(self.seed, operation, count)
 
     def take(self, rows: Any) -> Rows:
         """Some of the rows."""

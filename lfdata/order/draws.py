@@ -39,6 +39,39 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x
 
 
+class Draws:
+    """Draws of some samples, for any number of operations.
+
+    Args:
+        epochs: epoch of its source, of each sample: int64 (n,), or one number for all; so are the next two.
+        indices: index in its source.
+        occurrences: how often the sample has come before in that epoch of its source.
+    """
+
+    def __init__(self, epochs: Any, indices: Any, occurrences: Any) -> None:
+        parts = [np.asarray(part, np.int64).reshape(-1) for part in (epochs, indices, occurrences)]
+        samples = max(map(len, parts)) if all(map(len, parts)) else 0
+        self._mixed = np.empty((3, samples), np.uint64)
+        for row, part in zip(self._mixed, parts, strict=True):
+            row[:] = part.view(np.uint64)
+        self._mixed += _G
+        _mix(self._mixed)
+
+    def uniform(self, seed: int, operation: str, count: int) -> NDArray[np.float64]:
+        """As :func:`uniform`."""
+        if count < 0:
+            raise OptionError(f"{count} draws; there are 0 or more")
+        key = _mix(self._mixed[0] ^ _start(seed, operation))
+        for row in self._mixed[1:]:
+            key += _G
+            key ^= row
+            _mix(key)
+        found = _mix(key[:, None] + _steps(count))
+        found >>= _S11
+        result: NDArray[np.float64] = np.multiply(found, 2.0**-53, dtype=np.float64)
+        return result
+
+
 def uniform(seed: int, epochs: Any, indices: Any, occurrences: Any, operation: str, count: int) -> NDArray[np.float64]:
     """Draws of some samples for one operation: float64 (n, count), from 0 up to 1 without 1.
 
@@ -46,29 +79,10 @@ def uniform(seed: int, epochs: Any, indices: Any, occurrences: Any, operation: s
 
     Args:
         seed: 0 to 2^64 - 1.
-        epochs: epoch of its source, of each sample: int64 (n,), or one number for all; so are the next two.
-        indices: index in its source.
-        occurrences: how often the sample has come before in that epoch of its source.
+        epochs, indices, occurrences: see :class:`Draws`.
         operation: any name; other names give independent draws.
 
     Raises:
         OptionError: a seed outside its range, or fewer than 0 draws.
     """
-    if count < 0:
-        raise OptionError(f"{count} draws; there are 0 or more")
-    parts = [np.asarray(part, np.int64).reshape(-1) for part in (epochs, indices, occurrences)]
-    samples = max(map(len, parts)) if all(map(len, parts)) else 0
-    mixed = np.empty((3, samples), np.uint64)
-    for row, part in zip(mixed, parts, strict=True):
-        row[:] = part.view(np.uint64)
-    mixed += _G
-    _mix(mixed)
-    key = _mix(mixed[0] ^ _start(seed, operation))
-    for row in mixed[1:]:
-        key += _G
-        key ^= row
-        _mix(key)
-    found = _mix(key[:, None] + _steps(count))
-    found >>= _S11
-    result: NDArray[np.float64] = np.multiply(found, 2.0**-53, dtype=np.float64)
-    return result
+    return Draws(epochs, indices, occurrences).uniform(seed, operation, count)
