@@ -67,6 +67,11 @@ def ragged_loss(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> tuple[to
     return (model(x[:, None]).squeeze(1) - torch.sin(2 * x)).square().mean(), len(x)
 
 
+def ragged() -> tuple[nn.Module, Any]:
+    """As ``model.kind`` takes it."""
+    return make_ragged_model(dropout=0.0), ragged_loss
+
+
 def options(folder: Path, steps: int, **parts: Any) -> Options:
     """Quiet options; ``every``, ``keep``, ... go to the checkpoint, the rest by component."""
     chosen = {
