@@ -15,7 +15,8 @@ import torch
 import trainkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shardkit import Part, tokens, write_dataset
+from shardkit import Part, write_dataset
+from shardkit import tokens as stored
 
 from benchmarks.gpu.activations import MODELS, compare
 from lfdata import Loader
@@ -176,7 +177,7 @@ def test_packed_rows_of_several_sources_are_cut_with_their_samples(tmp_path: Pat
     fields = (FieldMeta("ids", "tokens", {"dtype": "uint16", "vocab": 1000}),)
     paths = [tmp_path / name for name in "ab"]
     for seed, path in enumerate(paths):
-        rows = [(b"%d-%d" % (seed, one), {"ids": tokens([one] * (2 + one % 7), "uint16")}) for one in range(40)]
+        rows = [(b"%d-%d" % (seed, one), {"ids": stored([one] * (2 + one % 7), "uint16")}) for one in range(40)]
         write_dataset(path, fields, [Part(rows)], name=f"tokens-{seed}")
     loader = Loader(paths, 6, packing={"field": "ids", "capacity": 20, "window": 16}, mixture={}, engine="inline")
     batch = next(iter(loader))

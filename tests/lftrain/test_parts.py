@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
 import tempfile
@@ -53,7 +52,13 @@ def close(one: list[list[float]], other: list[list[float]]) -> None:
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_parts_train_what_whole_batches_do(lengths: Path, tmp_path: Path, accumulate: int) -> None:
-    told: dict[str, Any] = {"ragged": True, "steps": STEPS, "dropout": 0.0, "accumulate": accumulate, "ddp": {"checksum_every": 1}}
+    told: dict[str, Any] = {
+        "ragged": True,
+        "steps": STEPS,
+        "dropout": 0.0,
+        "accumulate": accumulate,
+        "ddp": {"checksum_every": 1},
+    }
     whole = runkit.run(tmp_path / "whole", lengths, 2, **told)
     parts = runkit.run(tmp_path / "parts", lengths, 2, **told, loader=SPLIT)
     assert parts[0]["bits"] == parts[1]["bits"]
@@ -103,9 +108,7 @@ def test_inf_in_one_part_makes_all_skip_the_step_and_names_the_samples_of_the_pa
 def uneven() -> Iterator[Path]:
     """In stored order rank 0 has small rows and rank 1 large ones."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
-        yield trainkit.write_lengths(
-            Path(folder) / "rows", [(900 if number % 8 >= 4 else 20) + number for number in range(64)]
-        )
+        yield trainkit.write_lengths(Path(folder) / "rows", [(900 if number % 8 >= 4 else 20) + number for number in range(64)])
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
