@@ -96,7 +96,7 @@ def held_out_loader(held: HeldOutOptions, data: DataOptions, accumulate: int, gr
     """Every sample once, in stored order, the same at any number of ranks."""
     chosen = data.fields if held.fields is None else held.fields
     size = held.batch_size or max(group.world, data.batch_size // accumulate)
-    options = {name: getattr(data, name) for name in _PLACES}
+    options = {name: getattr(data, name) for name in (*_PLACES, *_BUDGET)}
     return Epoch(
         Loader(
             held.path,

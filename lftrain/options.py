@@ -198,7 +198,10 @@ class DataOptions(Struct, frozen=True, kw_only=True):
     prefetch: Annotated[int, _doc("slots filled ahead", ge=1)] = 2
     max_bytes: Annotated[
         int | str | None,
-        _doc('the most that the loader\'s slots may take on a rank: a number of bytes, or "4GiB"; none: no limit'),
+        _doc(
+            "the most that the loader's slots may take on a rank, and as much again for held-out data: a number of bytes, or "
+            '"4GiB"; none: no limit'
+        ),
     ] = None
     over: Annotated[
         Literal["error", "split"],

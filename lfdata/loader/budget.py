@@ -227,8 +227,9 @@ class Budget:
     def _beyond(self, epoch: int, worst: Largest) -> str:
         enough = PAGE + FEWEST_SLOTS * aligned(worst.bytes, PAGE)
         step = self._producer.plan.step(worst.step)
+        paths = ", ".join(str(source.path) for source in self._producer.sources).encode("utf-8", "backslashreplace").decode()
         return (
-            f"step {step} of epoch {epoch} takes {worst.bytes:,} bytes on rank {worst.rank}, the largest of the epoch; "
+            f"{paths}: step {step} of epoch {epoch} takes {worst.bytes:,} bytes on rank {worst.rank}, the largest of the epoch; "
             f"max_bytes={self._most:,} leaves {self.share:,} for each of {FEWEST_SLOTS} slots. Raise max_bytes to {enough:,}, lower "
             "batch_size, give ragged fields a fixed length, or take over='split', which gives such a batch in parts"
         )

@@ -25,7 +25,7 @@ class LoaderDataset(IterableDataset[Batch]):
 
     Args:
         source, batch_size, options: those of :class:`lfdata.Loader`, but for ``engine``, ``processes`` and ``prefetch``: the workers are
-            the engine. ``threads`` are of each worker; by default the rank's cores are shared among them.
+            the engine. ``threads`` and ``max_bytes`` are of each worker; by default these share the rank's cores.
 
     Raises:
         OptionError: options that make no sense; those about data raise when the iteration begins.

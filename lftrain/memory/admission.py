@@ -39,16 +39,21 @@ def rows_of(batch: Batch) -> int | None:
     counts = {
         len(value) - name.endswith(OFFSETS) if value.dim() else None
         for name, value in batch.items()
-        if name + OFFSETS not in batch
+        if _offsets(batch, name) is None
     }
     return counts.pop() if len(counts) == 1 else None
+
+
+def _offsets(batch: Batch, name: str) -> torch.Tensor | None:
+    """Where the rows of an array begin, if they differ in length. Packed rows name the sources of their samples by the offsets of these."""
+    return batch.get(("__index__" if name == "__source__" else name) + OFFSETS)
 
 
 def cut(batch: Batch, first: int, stop: int) -> Batch:
     """Some rows of a batch. Ragged values need their offsets on the host, which waits for a device."""
     found: Batch = {}
     for name, value in batch.items():
-        offsets = batch.get(name + OFFSETS)
+        offsets = _offsets(batch, name)
         if offsets is not None:
             begin, end = offsets[[first, stop]].tolist()
             found[name] = value[begin:end]

@@ -13,7 +13,7 @@ from lfdata.errors import OptionError
 
 Batch = dict[str, torch.Tensor]
 # Which samples a batch holds, as lfdata.Loader says.
-_SAMPLES = ("__index__", "__source__")
+_SAMPLES = ("__index__", "__index__.offsets", "__source__")
 # And which part of a batch it is, row by row: the number of the part, and parts there are.
 _PART = "__part__"
 

@@ -226,6 +226,11 @@ class Runtime:
             return None
         if self.graphed is not None:
             raise ConfigError("activations.admit_mb cuts micro-batches, and a graph has fixed shapes: leave one of them out")
+        if self.group.world > 1 and any(isinstance(one, nn.SyncBatchNorm) for one in self.model.modules()):
+            raise ConfigError(
+                "activations.admit_mb cuts micro-batches on each rank alone, and SyncBatchNorm waits for the other ranks in each of them: "
+                'leave one of them out (data.over = "split" cuts alike on all ranks)'
+            )
         found = Admission(most * MB, self.model, self.group.device, lambda text: self.records.event("not cut", text))
         self.runner.watching = found.watching
         return found

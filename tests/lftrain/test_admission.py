@@ -15,14 +15,18 @@ import torch
 import trainkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shardkit import Part, write_dataset
+from shardkit import tokens as stored
 
 from benchmarks.gpu.activations import MODELS, compare
 from lfdata import Loader
+from lfdata.format.meta import FieldMeta
 from lftrain import ActivationOptions, GraphOptions, Runtime
 from lftrain.errors import ConfigError
 from lftrain.memory.admission import MOST_PARTS, Admission, cut, rows_of, shape_of
 from lftrain.memory.measure import kept
 from lftrain.memory.model import ActivationModel, MaxSoFar, nnls
+from lftrain.runtime import feed
 
 CPU = torch.device("cpu")
 
@@ -167,6 +171,26 @@ def test_cut_rows_are_the_rows() -> None:
     assert rows_of({**batch, "scale": torch.tensor(1.0)}) is None and rows_of({**batch, "other": torch.ones(3)}) is None
     shape = shape_of(batch)
     assert shape == {"rows": 5, "x": 20, "x^2/rows": 80, "ids": 11, "ids^2/rows": 121 / 5}
+
+
+def test_packed_rows_of_several_sources_are_cut_with_their_samples(tmp_path: Path) -> None:
+    fields = (FieldMeta("ids", "tokens", {"dtype": "uint16", "vocab": 1000}),)
+    paths = [tmp_path / name for name in "ab"]
+    for seed, path in enumerate(paths):
+        rows = [(b"%d-%d" % (seed, one), {"ids": stored([one] * (2 + one % 7), "uint16")}) for one in range(40)]
+        write_dataset(path, fields, [Part(rows)], name=f"tokens-{seed}")
+    loader = Loader(paths, 6, packing={"field": "ids", "capacity": 20, "window": 16}, mixture={}, engine="inline")
+    batch = next(iter(loader))
+    assert rows_of(batch) == 6 and len(batch["__source__"]) == len(batch["__index__"]) > 6
+    parts = [cut(batch, 0, 1), cut(batch, 1, 4), cut(batch, 4, 6)]
+    assert [rows_of(part) for part in parts] == [1, 3, 2]
+    for name in ("ids", "ids.boundaries", "__index__", "__source__"):
+        assert torch.equal(torch.cat([part[name] for part in parts]), batch[name])
+    assert parts[1]["__index__.offsets"].tolist() == (batch["__index__.offsets"][1:5] - batch["__index__.offsets"][1]).tolist()
+    assert {*batch} == {*parts[0]}
+    # What is left of a batch once it is on a device is cut alike.
+    known = {name: batch[name] for name in feed._SAMPLES}
+    assert rows_of(known) == 6 and torch.equal(cut(known, 1, 4)["__source__"], parts[1]["__source__"])
 
 
 def test_a_step_is_cut_once_it_is_known_to_be_too_large(tmp_path: Path) -> None:

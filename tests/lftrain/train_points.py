@@ -17,7 +17,7 @@ import trainkit
 from torch import nn
 
 from lfdata.errors import LfdataError
-from lftrain import CheckpointOptions, DdpOptions, PrecisionOptions, RunOptions
+from lftrain import ActivationOptions, CheckpointOptions, DdpOptions, PrecisionOptions, RunOptions
 from lftrain.models.layers import Experts
 
 
@@ -28,17 +28,20 @@ class Task:
         self.told = told
         self.rank = int(os.environ.get("RANK", 0))
         self.seen: list[list[int]] = []
+        self.ends: list[bool] = []
         self.log = Path(told["folder"] + f"-seen-{self.rank}.jsonl")
 
     def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
         told, step = self.told, len(self.seen)
         indices = batch["__index__"].tolist()
         self.seen.append(indices)
+        number, parts = batch["__part__"][0].tolist() if "__part__" in batch else (0, 1)
+        self.ends.append(number + 1 == parts)
         with open(self.log, "a") as file:
             file.write(json.dumps(indices) + "\n")
         if pause := told.get("pause"):
             time.sleep(pause)
-        mean, rows = trainkit.loss(model, batch)
+        mean, rows = (trainkit.ragged_loss if told.get("ragged") else trainkit.loss)(model, batch)
         harm, rank, at = told.get("harm", ("", -1, -1))
         if rank == self.rank and at == step:
             if harm == "inf":
@@ -82,24 +85,28 @@ def main(path: Path) -> None:
         parts["precision"] = PrecisionOptions(**told["precision"])
     if "ddp" in told:
         parts["ddp"] = DdpOptions(**told["ddp"])
+    if "activations" in told:
+        parts["activations"] = ActivationOptions(**told["activations"])
     chosen = trainkit.options(Path(told["folder"]), told["steps"], **parts)
-    model = Mixed() if told.get("experts") else trainkit.make_model(dropout=told.get("dropout", 0.25))
+    make = trainkit.make_ragged_model if told.get("ragged") else trainkit.make_model
+    model = Mixed() if told.get("experts") else make(dropout=told.get("dropout", 0.25))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     accumulate = told.get("accumulate", 1)
-    loader = trainkit.make_loader(Path(told["data"]), accumulate=accumulate)
+    loader = trainkit.make_loader(Path(told["data"]), accumulate=accumulate, **told.get("loader", {}))
     found: dict[str, Any] = {"rank": task.rank}
     status = 0
     try:
         runtime = trainkit.Runtime(model, task.loss, loader, optimizer, chosen)
         result = runtime.run()
         found |= {"step": result.step, "finished": result.finished, "skipped": result.skipped, "loss": result.loss}
+        found["admission"] = runtime.admission.report() if runtime.admission is not None else {}
     except LfdataError as error:
         found |= {"error": type(error).__name__, "message": str(error)}
         status = 1
     found["bits"] = hashlib.sha256(trainkit.bits(model)).hexdigest()
     found["parameters"] = [value.flatten().tolist() for value in model.state_dict().values()]
     found["none"] = [name for name, one in model.named_parameters() if one.grad is None]
-    found["seen"] = task.seen
+    found["seen"], found["ends"] = task.seen, task.ends
     path.with_name(f"{path.stem}-{task.rank}.json").write_text(json.dumps(found))
     if status and dist.is_initialized():
         # What is left of a broken group is not worth waiting for.

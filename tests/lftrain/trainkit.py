@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,17 @@ def write_points(root: Path, count: int = 64) -> Path:
     return root
 
 
+def write_lengths(root: Path, lengths: Sequence[int]) -> Path:
+    """Rows of so many numbers each; keys as above."""
+    rng = np.random.default_rng(6)
+    rows = [
+        (b"point-%d" % number, {"x": array(rng.standard_normal(length).astype(np.float32))})
+        for number, length in enumerate(lengths)
+    ]
+    write_dataset(root, (FieldMeta("x", "array", {"dtype": "float32", "ndim": 1, "shape": [None]}),), [Part(rows)])
+    return root
+
+
 def make_model(seed: int = 0, dropout: float = 0.25) -> nn.Module:
     """Four numbers to one. Dropout makes what comes out depend on the random state."""
     torch.manual_seed(seed)
@@ -42,6 +53,23 @@ def make_model(seed: int = 0, dropout: float = 0.25) -> nn.Module:
 def loss(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
     """Mean squared error and rows."""
     return (model(batch["x"]).squeeze(1) - batch["y"]).square().mean(), len(batch["y"])
+
+
+def make_ragged_model(seed: int = 0, dropout: float = 0.25) -> nn.Module:
+    """One number to one, for rows of any length."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 1))
+
+
+def ragged_loss(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
+    """Mean squared error and values: rows weigh what they hold."""
+    x = batch["x"]
+    return (model(x[:, None]).squeeze(1) - torch.sin(2 * x)).square().mean(), len(x)
+
+
+def ragged() -> tuple[nn.Module, Any]:
+    """As ``model.kind`` takes it."""
+    return make_ragged_model(dropout=0.0), ragged_loss
 
 
 def options(folder: Path, steps: int, **parts: Any) -> Options:
