@@ -17,6 +17,7 @@ from lfdata.loader.batch import Names, cut, maker
 from lfdata.loader.budget import LEAST_BYTES, OVER, Budget
 from lfdata.loader.engine import MOST_DECODERS
 from lfdata.loader.feedback import Wanted, checked
+from lfdata.loader.follow import EpochSampler
 from lfdata.loader.forecast import Forecast, forecast
 from lfdata.loader.given import Where, filters_of, source_spec, this_rank
 from lfdata.loader.jobs import Event
@@ -208,6 +209,8 @@ class Loader:
             weakref.finalize(self, self._trace.close)
         self._owner = os.getpid()
         self._epoch, self._done, self._loaded, self._generation = 0, 0, False, 0
+        # By how much the epoch is beyond that of a trainer that tells its own.
+        self._told = 0
         self._bad, self._rows, self._copied = 0, 0, 0
         # What decodes stored pictures in place of this loader, if somebody does.
         self._decoder = ""
@@ -241,6 +244,11 @@ class Loader:
         # Going to the epoch of a state that was just loaded, as loops over epochs do, does not lose its place in it.
         if not self._loaded or epoch != self._epoch:
             self._move(epoch, 0, loaded=False)
+
+    @property
+    def batch_sampler(self) -> EpochSampler:
+        """Where trainers that tell samplers the epoch find who follows it."""
+        return EpochSampler(self)
 
     @property
     def sources(self) -> list[ShardDataset]:
