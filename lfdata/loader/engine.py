@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from lfdata.errors import DecoderError
+from lfdata.errors import DecoderError, LfdataError
 from lfdata.loader import spec as specs
 from lfdata.loader.decoder import Decoder, in_work, signal_name, state_of, uninterrupted
 from lfdata.loader.early import EarlyLane
@@ -33,6 +33,7 @@ from lfdata.loader.slots import (
     Slots,
     anonymous,
 )
+from lfdata.loader.turn import ENDED
 from lfdata.loader.wire import Hello, pack, send
 
 # The first page has a lane of the caller's beside theirs, and one place that is no lane's.
@@ -67,6 +68,10 @@ class Engine(Protocol):
         """An answer that is there already, if there is one."""
         ...
 
+    def give_up(self) -> None:
+        """Another thread has no use for answers any more: :meth:`take` raises :class:`LfdataError` soon."""
+        ...
+
     def close(self) -> None:
         """End everything."""
         ...
@@ -89,6 +94,10 @@ class InlineEngine:
     def poll(self) -> Done | None:
         return None
 
+    def give_up(self) -> None:
+        # Nobody waits: the job is done by who asks.
+        pass
+
     def close(self) -> None:
         self._jobs.clear()
         self._producer.forget()
@@ -101,7 +110,7 @@ class ThreadEngine:
     def __init__(self, producer: Producer, slots: int, size: int, stall_seconds: float) -> None:
         self.slots = Slots(slots, size)
         self._producer, self._stall = producer, stall_seconds
-        self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Done | None] = queue.SimpleQueue()
         self._lanes = Lanes(producer, self.slots, self._done.put)
 
     def submit(self, job: Job) -> None:
@@ -109,17 +118,23 @@ class ThreadEngine:
 
     def take(self) -> Done:
         try:
-            return self._done.get(timeout=self._stall)
+            done = self._done.get(timeout=self._stall)
         except queue.Empty:
             raise DecoderError(
                 f"no batch for {self._stall:g} s; in work: {in_work(self.slots, self._producer, range(LANES))}"
             ) from None
+        if done is None:
+            raise LfdataError(ENDED)
+        return done
 
     def poll(self) -> Done | None:
         try:
             return self._done.get_nowait()
         except queue.Empty:
             return None
+
+    def give_up(self) -> None:
+        self._done.put(None)
 
     def close(self) -> None:
         self._lanes.close()
@@ -149,7 +164,7 @@ class ProcessEngine:
         self._helps = not isolate and not any(filler.calls_user for filler in producer.fillers)
         self._crashed: list[tuple[int, int]] = []
         self._crashes = self._in_a_row = 0
-        self._closing = False
+        self._closing = self._given_up = False
         self._owner, self._began = os.getpid(), time.monotonic()
         try:
             self._greeting = pack(Hello(specs.encode(producer.spec), slots, size, lanes, self._owner))
@@ -206,6 +221,8 @@ class ProcessEngine:
         # Seconds waited, not seconds gone by: a machine that was frozen for an hour says nothing about the decoder.
         waited, ask, ready = 0.0, min(_ASK_SECONDS, self._stall), self._ready
         while True:
+            if self._given_up:
+                raise LfdataError(ENDED)
             if (done := self._arrived(0)) is not None:
                 return done
             self._check_started()
@@ -223,6 +240,9 @@ class ProcessEngine:
 
     def poll(self) -> Done | None:
         return self._arrived(0)
+
+    def give_up(self) -> None:
+        self._given_up = True
 
     @property
     def _ready(self) -> int:

@@ -7,7 +7,7 @@ import os
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from lfdata.dataset import ShardDataset
@@ -21,12 +21,13 @@ from lfdata.loader.follow import EpochSampler
 from lfdata.loader.forecast import Forecast, forecast
 from lfdata.loader.given import Where, filters_of, source_spec, this_rank
 from lfdata.loader.jobs import Event
-from lfdata.loader.pipeline import Pipeline, start, stop
+from lfdata.loader.pipeline import Pipeline, start, stop, stop_in_turn
 from lfdata.loader.produce import Producer
 from lfdata.loader.spec import BadSpec, FieldSpec, OrderSpec, Spec
 from lfdata.loader.state import build, parts_of, position_of, state_of
 from lfdata.loader.statistics import Statistics
 from lfdata.loader.trace import Trace
+from lfdata.loader.turn import Batches, Turn
 from lfdata.order.order import MODES, TAILS
 from lfdata.order.permutation import MAX_SAMPLES
 from lfdata.storage import Cache
@@ -207,7 +208,7 @@ class Loader:
         weakref.finalize(self, stop, self._pipelines)
         if self._trace is not None:
             weakref.finalize(self, self._trace.close)
-        self._owner = os.getpid()
+        self._owner, self._turn = os.getpid(), Turn()
         self._epoch, self._done, self._loaded, self._generation = 0, 0, False, 0
         # By how much the epoch is beyond that of a trainer that tells its own.
         self._told = 0
@@ -284,7 +285,7 @@ class Loader:
 
     # -- iteration ----------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Batches:
         """One epoch: from a loaded state on if one was loaded since, from its start otherwise; the next one if all batches of this one were
         taken. Ends any iteration that is under way."""
         if self._loaded:
@@ -293,13 +294,14 @@ class Loader:
             self._move(self._epoch + 1, 0, loaded=False)
         else:
             self._move(self._epoch, 0, loaded=False)
-        return self._iterate(self._generation)
+        return Batches(self._iterate(self._generation), self._turn)
 
     def _move(self, epoch: int, done: int, loaded: bool) -> None:
         self._epoch, self._done, self._loaded = epoch, done, loaded
         self._generation, self._left = self._generation + 1, 0
+        self._turn.move()
 
-    def _iterate(self, generation: int) -> Iterator[dict[str, Any]]:
+    def _iterate(self, generation: int) -> Generator[dict[str, Any]]:
         epoch, total = self._epoch, len(self)
         try:
             if self._budget is not None:
@@ -308,7 +310,7 @@ class Loader:
                 step, micro = self._where(epoch, self._done)
                 for batch in self._batches(epoch, step, micro):
                     if generation != self._generation:
-                        return
+                        break
                     self._done += 1
                     # A state that was loaded is used up with its first batch, not by asking for an iterator.
                     self._loaded = False
@@ -316,6 +318,8 @@ class Loader:
             if generation == self._generation:
                 self._move(epoch + 1, 0, loaded=False)
                 generation = self._generation
+            else:
+                self._turn.ended()
         except GeneratorExit:
             # A consumer that counts batches leaves after the last one: that epoch is over, and the next one comes.
             if generation == self._generation:
@@ -339,7 +343,7 @@ class Loader:
         pieces = () if self._cuts is None else self._cuts.epoch(epoch).cut.get(step, ())
         return pieces[number].low if pieces else 0
 
-    def _batches(self, epoch: int, step: int, micro: int) -> Iterator[dict[str, Any]]:
+    def _batches(self, epoch: int, step: int, micro: int) -> Generator[dict[str, Any]]:
         """The batches of the slot that begins with a step, from a micro-batch on."""
         if os.getpid() != self._owner:
             raise LfdataError("a Loader cannot be used in a process forked from the one that made it: make one there")
@@ -348,7 +352,11 @@ class Loader:
         if not self._pipelines:
             self._pipelines.append(start(self._producer, *self._options, self._budget, epoch))
         pipeline = self._pipelines[0]
-        filled = pipeline.get(epoch, step, self._row(epoch, step, micro))
+        try:
+            filled = pipeline.get(epoch, step, self._row(epoch, step, micro))
+        finally:
+            if pipeline.given_up:
+                stop(self._pipelines)
         self._copied += filled.copied
         if filled.job.rows is not None:
             rows, self._left = filled.job.rows[1] - filled.job.rows[0], 0
@@ -384,9 +392,13 @@ class Loader:
             )
 
     def close(self) -> None:
-        """End the decoder and free the slots; tensors that are held stay valid. Iterating again starts anew, without a trace."""
+        """End the decoder and free the slots; tensors that are held stay valid. Iterating again starts anew, without a trace.
+
+        A thread that awaits a batch meanwhile gets an :class:`LfdataError`.
+        """
         self._generation += 1
-        stop(self._pipelines)
+        self._turn.move()
+        stop_in_turn(self._pipelines, self._turn)
         if self._trace is not None:
             self._trace.close()
 

@@ -96,3 +96,17 @@ def forks_on_five(value: Any) -> np.ndarray:
         time.sleep(20)
         os._exit(0)
     return np.array([int(value)], np.int64)
+
+
+def slow(value: Any) -> np.ndarray:
+    """For Map: takes its time."""
+    time.sleep(0.15)
+    return np.array([int(value)], np.int64)
+
+
+def forks_and_is_slow(value: Any) -> np.ndarray:
+    """For Map: the same, and a process keeps the decoder's descriptors meanwhile."""
+    if int(value) == 0 and not os.fork():
+        time.sleep(10)
+        os._exit(0)
+    return slow(value)
