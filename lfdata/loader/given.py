@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfdata.dataset import ShardDataset
-from lfdata.errors import OptionError
+from lfdata.errors import OptionError, printable
 from lfdata.loader import options
 from lfdata.loader.plan import fingerprint
 from lfdata.loader.spec import SourceSpec
@@ -55,8 +55,3 @@ def source_spec(dataset: ShardDataset, where: Where | None) -> SourceSpec:
         bitmap = np.packbits(mask, bitorder="little").tobytes()
     name = printable(Path(dataset.path).name)
     return SourceSpec(os.fsencode(dataset.absolute), fingerprint(dataset, bitmap), bitmap, name)
-
-
-def printable(text: str) -> str:
-    """A file name as text, whatever its bytes."""
-    return text.encode("utf-8", "backslashreplace").decode()
