@@ -15,7 +15,7 @@ import msgspec
 
 from lfdata.errors import DecoderError, LfdataError
 from lfdata.loader import spec as specs
-from lfdata.loader.decoder import Decoder, in_work, signal_name, state_of, uninterrupted
+from lfdata.loader.decoder import Decoder, in_work, module_path, signal_name, state_of, uninterrupted
 from lfdata.loader.early import EarlyLane
 from lfdata.loader.jobs import STARTED, Done, Job
 from lfdata.loader.produce import Producer
@@ -167,7 +167,8 @@ class ProcessEngine:
         self._closing = self._given_up = False
         self._owner, self._began = os.getpid(), time.monotonic()
         try:
-            self._greeting = pack(Hello(specs.encode(producer.spec), slots, size, lanes, self._owner))
+            path = tuple(os.fsencode(path) for path in module_path())
+            self._greeting = pack(Hello(specs.encode(producer.spec), slots, size, lanes, self._owner, path))
             for number in range(processes):
                 self._start(number)
         except OSError as error:

@@ -115,6 +115,7 @@ def main(arguments: list[str]) -> None:
     try:
         hello = unpack(os.pread(greeting, os.fstat(greeting).st_size, 0))
         os.close(greeting)
+        sys.path[:] = map(os.fsdecode, hello.path)
         producer = Producer(specs.decode(hello.spec))
         slots = Slots(hello.slots, hello.slot_bytes, memory, hello.lanes)
         watch_width(slots.width)
