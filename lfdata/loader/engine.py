@@ -329,7 +329,8 @@ class ProcessEngine:
         code = decoder.wait(EXIT_SECONDS)
         self._crashes += 1
         self._in_a_row += 1
-        if code is None or -code not in CRASHES or self._in_a_row > MOST_CRASHES or not decoder.ready:
+        crashed = code is not None and (-code in CRASHES or _unknown(code))
+        if not crashed or self._in_a_row > MOST_CRASHES or not decoder.ready:
             raise DecoderError(self._epitaph(decoder, code))
         epitaph = self._epitaph(decoder, code)
         lanes = [self.slots.lanes[lane] for lane in decoder.lanes()]
@@ -355,6 +356,8 @@ class ProcessEngine:
         how = (
             "closed its connection"
             if code is None
+            else "ended (how is not known: SIGCHLD is ignored in this process)"
+            if _unknown(code)
             else f"exited with {code}"
             if code >= 0
             else f"was killed by {signal_name(-code)}"
@@ -386,3 +389,8 @@ class ProcessEngine:
                 self._lane.close()
                 self._lane = None
             self.slots.close()
+
+
+def _unknown(code: int) -> bool:
+    """Whether an exit status is none: who ignores SIGCHLD is not told, and subprocess takes that for 0."""
+    return not code and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
