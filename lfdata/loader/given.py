@@ -32,6 +32,10 @@ def this_rank(rank: int | None, world: int | None) -> tuple[int, int]:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     world = options.from_environment("WORLD_SIZE", 1, 1)
+    if world > 1 and "RANK" not in os.environ:
+        raise OptionError(
+            f"the environment variable WORLD_SIZE is {world} and RANK is not set: set both, or give rank and world_size"
+        )
     return options.whole("the environment variable RANK", options.from_environment("RANK", 0, 0), 0, world - 1), world
 
 
