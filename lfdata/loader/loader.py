@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from lfdata.dataset import ShardDataset
 from lfdata.errors import BadSamplesError, LfdataError, OptionError
@@ -223,6 +223,11 @@ class Loader:
         paths = ", ".join(os.fsdecode(source.path) for source in self._spec.sources)
         return f"Loader({paths}: {len(self)} batches of epoch {self._epoch}, rank {self._spec.rank} of {self._spec.world})"
 
+    def __reduce__(self) -> NoReturn:
+        raise LfdataError(
+            "a Loader cannot be pickled or copied: make it in the process that uses it (LoaderDataset goes into DataLoader's workers)"
+        )
+
     # -- size and place -----------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -414,6 +419,7 @@ class Loader:
 
     def end_of(self, epoch: int) -> dict[str, Any]:
         """The state after the last batch of an epoch."""
+        epoch = options.whole("epoch", epoch, 0, options.MOST_EPOCHS)
         return self._state(epoch, self._length(epoch))
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_batch_change: bool = False) -> None:
