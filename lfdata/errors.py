@@ -2,6 +2,31 @@
 
 from __future__ import annotations
 
+# Characters of somebody else's message, which may hold a whole picture; and of one of ours with such a message in it.
+MOST_TEXT, MOST_REASON = 2000, 4000
+
+
+def printable(text: str) -> str:
+    """Text that can be encoded, whatever it has: file names that are not UTF-8 come with lone surrogates."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def shortened(text: str, most: int = MOST_REASON) -> str:
+    """Printable text of about ``most`` characters: of longer text, its beginning and its end."""
+    if len(text) > most:
+        text = f"{text[: most // 2]} ... ({len(text) - most} characters left out) ... {text[-most // 2 :]}"
+    return printable(text)
+
+
+def text_of(error: BaseException) -> str:
+    """The text of any exception, also of one that fails to give it."""
+    try:
+        return shortened(str(error), MOST_TEXT)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:
+        return f"(no text: its __str__ raised {type(failure).__name__})"
+
 
 class LfdataError(Exception):
     """Base class: catching it catches every error this package raises on purpose."""

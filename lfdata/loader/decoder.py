@@ -39,7 +39,7 @@ class Decoder:
                     # Threads for linear algebra take a tenth of a second to start, and it needs none; who does sets the variable.
                     env={"OPENBLAS_NUM_THREADS": "1"}
                     | os.environ
-                    | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                    | {"PYTHONPATH": os.pathsep.join(path for path in module_path() if os.pathsep not in path)},
                     process_group=0,
                 )
         except BaseException:
@@ -62,6 +62,16 @@ class Decoder:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
         return self.process.returncode
+
+
+def module_path() -> list[str]:
+    """Where this process finds modules. Python passes over what is no text, and over a working directory that is gone."""
+    found = []
+    for path in list(sys.path):
+        with suppress(OSError):
+            if isinstance(path, str):
+                found.append(path or os.getcwd())
+    return found
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from lfdata.errors import text_of
 from lfdata.loader.jobs import Done, Failure, Job
 
 # How long ending may take: one job.
@@ -78,7 +79,9 @@ class EarlyLane:
             try:
                 done = self._work(job)
             except BaseException as error:
-                done = Done(job.number, 0, failure=Failure.of(RuntimeError(repr(error)), job.first))
+                done = Done(
+                    job.number, 0, failure=Failure.of(RuntimeError(f"{type(error).__name__}: {text_of(error)}"), job.first)
+                )
             self._answers.append(done)
             with suppress(BlockingIOError):
                 os.write(self._wake, b"\0")

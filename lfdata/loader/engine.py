@@ -13,9 +13,9 @@ from typing import Protocol
 
 import msgspec
 
-from lfdata.errors import DecoderError
+from lfdata.errors import DecoderError, LfdataError
 from lfdata.loader import spec as specs
-from lfdata.loader.decoder import Decoder, in_work, signal_name, state_of, uninterrupted
+from lfdata.loader.decoder import Decoder, in_work, module_path, signal_name, state_of, uninterrupted
 from lfdata.loader.early import EarlyLane
 from lfdata.loader.jobs import STARTED, Done, Job
 from lfdata.loader.produce import Producer
@@ -33,6 +33,7 @@ from lfdata.loader.slots import (
     Slots,
     anonymous,
 )
+from lfdata.loader.turn import ENDED
 from lfdata.loader.wire import Hello, pack, send
 
 # The first page has a lane of the caller's beside theirs, and one place that is no lane's.
@@ -67,6 +68,10 @@ class Engine(Protocol):
         """An answer that is there already, if there is one."""
         ...
 
+    def give_up(self) -> None:
+        """Another thread has no use for answers any more: :meth:`take` raises :class:`LfdataError` soon."""
+        ...
+
     def close(self) -> None:
         """End everything."""
         ...
@@ -89,6 +94,10 @@ class InlineEngine:
     def poll(self) -> Done | None:
         return None
 
+    def give_up(self) -> None:
+        # Nobody waits: the job is done by who asks.
+        pass
+
     def close(self) -> None:
         self._jobs.clear()
         self._producer.forget()
@@ -101,7 +110,7 @@ class ThreadEngine:
     def __init__(self, producer: Producer, slots: int, size: int, stall_seconds: float) -> None:
         self.slots = Slots(slots, size)
         self._producer, self._stall = producer, stall_seconds
-        self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Done | None] = queue.SimpleQueue()
         self._lanes = Lanes(producer, self.slots, self._done.put)
 
     def submit(self, job: Job) -> None:
@@ -109,17 +118,23 @@ class ThreadEngine:
 
     def take(self) -> Done:
         try:
-            return self._done.get(timeout=self._stall)
+            done = self._done.get(timeout=self._stall)
         except queue.Empty:
             raise DecoderError(
                 f"no batch for {self._stall:g} s; in work: {in_work(self.slots, self._producer, range(LANES))}"
             ) from None
+        if done is None:
+            raise LfdataError(ENDED)
+        return done
 
     def poll(self) -> Done | None:
         try:
             return self._done.get_nowait()
         except queue.Empty:
             return None
+
+    def give_up(self) -> None:
+        self._done.put(None)
 
     def close(self) -> None:
         self._lanes.close()
@@ -149,10 +164,11 @@ class ProcessEngine:
         self._helps = not isolate and not any(filler.calls_user for filler in producer.fillers)
         self._crashed: list[tuple[int, int]] = []
         self._crashes = self._in_a_row = 0
-        self._closing = False
+        self._closing = self._given_up = False
         self._owner, self._began = os.getpid(), time.monotonic()
         try:
-            self._greeting = pack(Hello(specs.encode(producer.spec), slots, size, lanes, self._owner))
+            path = tuple(os.fsencode(path) for path in module_path())
+            self._greeting = pack(Hello(specs.encode(producer.spec), slots, size, lanes, self._owner, path))
             for number in range(processes):
                 self._start(number)
         except OSError as error:
@@ -206,6 +222,8 @@ class ProcessEngine:
         # Seconds waited, not seconds gone by: a machine that was frozen for an hour says nothing about the decoder.
         waited, ask, ready = 0.0, min(_ASK_SECONDS, self._stall), self._ready
         while True:
+            if self._given_up:
+                raise LfdataError(ENDED)
             if (done := self._arrived(0)) is not None:
                 return done
             self._check_started()
@@ -223,6 +241,9 @@ class ProcessEngine:
 
     def poll(self) -> Done | None:
         return self._arrived(0)
+
+    def give_up(self) -> None:
+        self._given_up = True
 
     @property
     def _ready(self) -> int:
@@ -308,7 +329,8 @@ class ProcessEngine:
         code = decoder.wait(EXIT_SECONDS)
         self._crashes += 1
         self._in_a_row += 1
-        if code is None or -code not in CRASHES or self._in_a_row > MOST_CRASHES or not decoder.ready:
+        crashed = code is not None and (-code in CRASHES or _unknown(code))
+        if not crashed or self._in_a_row > MOST_CRASHES or not decoder.ready:
             raise DecoderError(self._epitaph(decoder, code))
         epitaph = self._epitaph(decoder, code)
         lanes = [self.slots.lanes[lane] for lane in decoder.lanes()]
@@ -334,6 +356,8 @@ class ProcessEngine:
         how = (
             "closed its connection"
             if code is None
+            else "ended (how is not known: SIGCHLD is ignored in this process)"
+            if _unknown(code)
             else f"exited with {code}"
             if code >= 0
             else f"was killed by {signal_name(-code)}"
@@ -365,3 +389,8 @@ class ProcessEngine:
                 self._lane.close()
                 self._lane = None
             self.slots.close()
+
+
+def _unknown(code: int) -> bool:
+    """Whether an exit status is none: who ignores SIGCHLD is not told, and subprocess takes that for 0."""
+    return not code and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN

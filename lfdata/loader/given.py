@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfdata.dataset import ShardDataset
-from lfdata.errors import OptionError
+from lfdata.errors import OptionError, printable
 from lfdata.loader import options
 from lfdata.loader.plan import fingerprint
 from lfdata.loader.spec import SourceSpec
@@ -32,6 +32,10 @@ def this_rank(rank: int | None, world: int | None) -> tuple[int, int]:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     world = options.from_environment("WORLD_SIZE", 1, 1)
+    if world > 1 and "RANK" not in os.environ:
+        raise OptionError(
+            f"the environment variable WORLD_SIZE is {world} and RANK is not set: set both, or give rank and world_size"
+        )
     return options.whole("the environment variable RANK", options.from_environment("RANK", 0, 0), 0, world - 1), world
 
 
@@ -55,8 +59,3 @@ def source_spec(dataset: ShardDataset, where: Where | None) -> SourceSpec:
         bitmap = np.packbits(mask, bitorder="little").tobytes()
     name = printable(Path(dataset.path).name)
     return SourceSpec(os.fsencode(dataset.absolute), fingerprint(dataset, bitmap), bitmap, name)
-
-
-def printable(text: str) -> str:
-    """A file name as text, whatever its bytes."""
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -8,10 +8,20 @@ from typing import Any
 import msgspec
 
 import lfdata.errors as errors
-from lfdata.errors import DecoderError, FormatError, LfdataError, SampleError, StorageError
+from lfdata.errors import (
+    DecoderError,
+    FormatError,
+    LfdataError,
+    SampleError,
+    StorageError,
+    printable,
+    shortened,
+    text_of,
+)
 
 # Number of the answer with which a decoder says that it is ready, or why it cannot be. Jobs count from 1.
 STARTED = 0
+MOST_TRACE = 20_000
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -49,15 +59,15 @@ class Failure(msgspec.Struct, frozen=True):
         kind = type(error).__name__
         if isinstance(error, SampleError):
             # A user's function: where it failed.
-            trace = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ is not None else ""
-            return cls(kind, (error.code, error.reason, error.field, error.key, error.path), step, trace)
+            trace = trace_of(error.__cause__) if error.__cause__ is not None else ""
+            return cls(kind, (error.code, shortened(error.reason), error.field, error.key, printable(error.path)), step, trace)
         if isinstance(error, FormatError):
-            return cls(kind, (error.file, error.offset, error.reason), step)
+            return cls(kind, (printable(error.file), error.offset, shortened(error.reason)), step)
         if isinstance(error, StorageError):
-            return cls(kind, (error.path, error.operation, error.errno, error.reason), step)
+            return cls(kind, (printable(error.path), error.operation, error.errno, shortened(error.reason)), step)
         if isinstance(error, LfdataError):
-            return cls(kind, (str(error),), step)
-        return cls(kind, (str(error),), step, "".join(traceback.format_exception(error)))
+            return cls(kind, (text_of(error),), step)
+        return cls(kind, (text_of(error),), step, trace_of(error))
 
     def error(self) -> Exception:
         """The exception again; what is not ours becomes a :class:`DecoderError` with its traceback."""
@@ -72,6 +82,11 @@ class Failure(msgspec.Struct, frozen=True):
         kind: Any = getattr(errors, self.kind)
         made: Exception = kind(*self.args)
         return made
+
+
+def trace_of(error: BaseException) -> str:
+    """The traceback of an exception."""
+    return shortened("".join(traceback.format_exception(error)), MOST_TRACE)
 
 
 class Job(msgspec.Struct, frozen=True):

@@ -7,8 +7,8 @@ import os
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, NoReturn
 
 from lfdata.dataset import ShardDataset
 from lfdata.errors import BadSamplesError, LfdataError, OptionError
@@ -17,15 +17,17 @@ from lfdata.loader.batch import Names, cut, maker
 from lfdata.loader.budget import LEAST_BYTES, OVER, Budget
 from lfdata.loader.engine import MOST_DECODERS
 from lfdata.loader.feedback import Wanted, checked
+from lfdata.loader.follow import EpochSampler
 from lfdata.loader.forecast import Forecast, forecast
 from lfdata.loader.given import Where, filters_of, source_spec, this_rank
 from lfdata.loader.jobs import Event
-from lfdata.loader.pipeline import Pipeline, start, stop
+from lfdata.loader.pipeline import Pipeline, start, stop, stop_in_turn
 from lfdata.loader.produce import Producer
 from lfdata.loader.spec import BadSpec, FieldSpec, OrderSpec, Spec
 from lfdata.loader.state import build, parts_of, position_of, state_of
 from lfdata.loader.statistics import Statistics
 from lfdata.loader.trace import Trace
+from lfdata.loader.turn import Batches, Turn
 from lfdata.order.order import MODES, TAILS
 from lfdata.order.permutation import MAX_SAMPLES
 from lfdata.storage import Cache
@@ -206,8 +208,10 @@ class Loader:
         weakref.finalize(self, stop, self._pipelines)
         if self._trace is not None:
             weakref.finalize(self, self._trace.close)
-        self._owner = os.getpid()
+        self._owner, self._turn = os.getpid(), Turn()
         self._epoch, self._done, self._loaded, self._generation = 0, 0, False, 0
+        # By how much the epoch is beyond that of a trainer that tells its own.
+        self._told = 0
         self._bad, self._rows, self._copied = 0, 0, 0
         # What decodes stored pictures in place of this loader, if somebody does.
         self._decoder = ""
@@ -218,6 +222,11 @@ class Loader:
     def __repr__(self) -> str:
         paths = ", ".join(os.fsdecode(source.path) for source in self._spec.sources)
         return f"Loader({paths}: {len(self)} batches of epoch {self._epoch}, rank {self._spec.rank} of {self._spec.world})"
+
+    def __reduce__(self) -> NoReturn:
+        raise LfdataError(
+            "a Loader cannot be pickled or copied: make it in the process that uses it (LoaderDataset goes into DataLoader's workers)"
+        )
 
     # -- size and place -----------------------------------------------------------------------------------------------
 
@@ -241,6 +250,11 @@ class Loader:
         # Going to the epoch of a state that was just loaded, as loops over epochs do, does not lose its place in it.
         if not self._loaded or epoch != self._epoch:
             self._move(epoch, 0, loaded=False)
+
+    @property
+    def batch_sampler(self) -> EpochSampler:
+        """Where trainers that tell samplers the epoch find who follows it."""
+        return EpochSampler(self)
 
     @property
     def sources(self) -> list[ShardDataset]:
@@ -276,7 +290,7 @@ class Loader:
 
     # -- iteration ----------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Batches:
         """One epoch: from a loaded state on if one was loaded since, from its start otherwise; the next one if all batches of this one were
         taken. Ends any iteration that is under way."""
         if self._loaded:
@@ -285,13 +299,14 @@ class Loader:
             self._move(self._epoch + 1, 0, loaded=False)
         else:
             self._move(self._epoch, 0, loaded=False)
-        return self._iterate(self._generation)
+        return Batches(self._iterate(self._generation), self._turn)
 
     def _move(self, epoch: int, done: int, loaded: bool) -> None:
         self._epoch, self._done, self._loaded = epoch, done, loaded
         self._generation, self._left = self._generation + 1, 0
+        self._turn.move()
 
-    def _iterate(self, generation: int) -> Iterator[dict[str, Any]]:
+    def _iterate(self, generation: int) -> Generator[dict[str, Any]]:
         epoch, total = self._epoch, len(self)
         try:
             if self._budget is not None:
@@ -300,7 +315,7 @@ class Loader:
                 step, micro = self._where(epoch, self._done)
                 for batch in self._batches(epoch, step, micro):
                     if generation != self._generation:
-                        return
+                        break
                     self._done += 1
                     # A state that was loaded is used up with its first batch, not by asking for an iterator.
                     self._loaded = False
@@ -308,6 +323,8 @@ class Loader:
             if generation == self._generation:
                 self._move(epoch + 1, 0, loaded=False)
                 generation = self._generation
+            else:
+                self._turn.ended()
         except GeneratorExit:
             # A consumer that counts batches leaves after the last one: that epoch is over, and the next one comes.
             if generation == self._generation:
@@ -331,7 +348,7 @@ class Loader:
         pieces = () if self._cuts is None else self._cuts.epoch(epoch).cut.get(step, ())
         return pieces[number].low if pieces else 0
 
-    def _batches(self, epoch: int, step: int, micro: int) -> Iterator[dict[str, Any]]:
+    def _batches(self, epoch: int, step: int, micro: int) -> Generator[dict[str, Any]]:
         """The batches of the slot that begins with a step, from a micro-batch on."""
         if os.getpid() != self._owner:
             raise LfdataError("a Loader cannot be used in a process forked from the one that made it: make one there")
@@ -340,7 +357,11 @@ class Loader:
         if not self._pipelines:
             self._pipelines.append(start(self._producer, *self._options, self._budget, epoch))
         pipeline = self._pipelines[0]
-        filled = pipeline.get(epoch, step, self._row(epoch, step, micro))
+        try:
+            filled = pipeline.get(epoch, step, self._row(epoch, step, micro))
+        finally:
+            if pipeline.given_up:
+                stop(self._pipelines)
         self._copied += filled.copied
         if filled.job.rows is not None:
             rows, self._left = filled.job.rows[1] - filled.job.rows[0], 0
@@ -376,9 +397,13 @@ class Loader:
             )
 
     def close(self) -> None:
-        """End the decoder and free the slots; tensors that are held stay valid. Iterating again starts anew, without a trace."""
+        """End the decoder and free the slots; tensors that are held stay valid. Iterating again starts anew, without a trace.
+
+        A thread that awaits a batch meanwhile gets an :class:`LfdataError`.
+        """
         self._generation += 1
-        stop(self._pipelines)
+        self._turn.move()
+        stop_in_turn(self._pipelines, self._turn)
         if self._trace is not None:
             self._trace.close()
 
@@ -394,6 +419,7 @@ class Loader:
 
     def end_of(self, epoch: int) -> dict[str, Any]:
         """The state after the last batch of an epoch."""
+        epoch = options.whole("epoch", epoch, 0, options.MOST_EPOCHS)
         return self._state(epoch, self._length(epoch))
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_batch_change: bool = False) -> None:

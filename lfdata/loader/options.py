@@ -27,7 +27,8 @@ MOST_SECONDS = 1_000_000
 MOST_WORLD = 1 << 20
 MOST_THREADS = 4096
 MOST_AHEAD = 1 << 16
-MOST_EPOCHS = (1 << 63) - 1
+# Some are looked ahead, and all are 64 bits in shared memory.
+MOST_EPOCHS = (1 << 62) - 1
 MOST_BYTES = (1 << 63) - 1
 UNITS = {"": 1, "B": 1} | {
     f"{prefix}{unit}": base**power for unit, base in (("B", 1000), ("iB", 1024)) for power, prefix in enumerate("KMGT", 1)

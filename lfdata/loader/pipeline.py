@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from lfdata.errors import LfdataError
 from lfdata.loader.budget import FEWEST_SLOTS, Budget, Reserved
 from lfdata.loader.engine import Engine, InlineEngine, ProcessEngine, ThreadEngine
 from lfdata.loader.feedback import Feedback, Wanted
@@ -19,6 +20,10 @@ from lfdata.loader.produce import Producer
 from lfdata.loader.slots import LANES, Leases, Slots
 from lfdata.loader.statistics import Statistics
 from lfdata.loader.trace import Trace
+from lfdata.loader.turn import ENDED, Turn
+
+# How long closing waits for a thread that is at work on a batch itself, and how often it is told.
+CLOSE_SECONDS, TELL_SECONDS = 5.0, 0.1
 
 
 @dataclass(slots=True)
@@ -55,6 +60,7 @@ class Pipeline:
         self._trace, self.statistics = trace, Statistics(lanes)
         self.feedback, self._budget = feedback, budget
         self._fits: dict[int, bool] = {}
+        self.awaited = self.given_up = False
 
     @property
     def steps(self) -> int:
@@ -80,8 +86,27 @@ class Pipeline:
         """The slots."""
         return self._engine.slots
 
+    def give_up(self) -> None:
+        """Have the thread that awaits a slot raise soon; nothing is closed."""
+        self.given_up = True
+        self._engine.give_up()
+
     def get(self, epoch: int, step: int, row: int = 0) -> Filled:
-        """The slot that begins with a step, or with a row of it, and work on those that follow."""
+        """The slot that begins with a step, or with a row of it, and work on those that follow.
+
+        Raises:
+            LfdataError: :meth:`give_up` was called meanwhile.
+        """
+        self.awaited = True
+        try:
+            filled = self._get(epoch, step, row)
+        finally:
+            self.awaited = False
+        if self.given_up:
+            raise LfdataError(ENDED)
+        return filled
+
+    def _get(self, epoch: int, step: int, row: int) -> Filled:
         if self._flying and _begin(self._flying[0]) != (epoch, step, row):
             self._drop()
         self._submit(epoch, step, row)
@@ -242,3 +267,23 @@ def stop(pipelines: list[Pipeline]) -> None:
     """End the pipeline there is, if there is one."""
     while pipelines:
         pipelines.pop().close()
+
+
+def stop_in_turn(pipelines: list[Pipeline], turn: Turn) -> None:
+    """The same while another thread may be awaiting a slot: it is told, and nothing is closed under its feet.
+
+    One that does not come back within :data:`CLOSE_SECONDS`, or that a handler of signals has interrupted, ends the pipeline after that slot.
+    """
+    deadline = time.monotonic() + CLOSE_SECONDS
+    while not turn.take(TELL_SECONDS):
+        for pipeline in list(pipelines):
+            pipeline.give_up()
+        if time.monotonic() >= deadline:
+            return
+    try:
+        if pipelines and pipelines[0].awaited:
+            pipelines[0].give_up()
+        else:
+            stop(pipelines)
+    finally:
+        turn.over()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import lfdata.transforms as T
 from lfdata.dataset import Readings, ShardDataset
-from lfdata.errors import ChangedError, FormatError, OptionError, SampleError, StorageError
+from lfdata.errors import ChangedError, FormatError, OptionError, SampleError, StorageError, shortened, text_of
 from lfdata.loader.fields import make_filler, plain
 from lfdata.loader.filler import Filler, Part
 from lfdata.loader.filling import augment_all, clear, fill_all, identity
@@ -353,7 +353,7 @@ class Producer:
     ) -> Event:
         shard, index, key, path = rows.where(row)
         field, error = found
-        reason = error.reason if isinstance(error, SampleError | FormatError) else str(error)
+        reason = shortened(error.reason) if isinstance(error, SampleError | FormatError) else text_of(error)
         if bins is not None:
             row = int(np.searchsorted(np.cumsum([len(one.samples) for one in bins]), row, side="right"))
         action = {"stop": "stopped", "replace": "replaced", "mask": "masked"}[policy]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lfdata.dataset import Ragged, Readings, ShardDataset
 from lfdata.dataset.rows import Memory, scatter
-from lfdata.errors import ChangedError, FormatError, RemoteError, SampleError, StorageError, TruncatedError
+from lfdata.errors import ChangedError, FormatError, RemoteError, SampleError, StorageError, TruncatedError, printable
 from lfdata.format.layout import SIZE_ROLES
 from lfdata.loader.spans import READ, Spans
 from lfdata.order.draws import Draws
@@ -104,7 +104,7 @@ class Rows:
             key = dataset.keys([index])[0]
         except (FormatError, StorageError):
             key = b""
-        return shard, index, key, str(dataset.path).encode("utf-8", "backslashreplace").decode()
+        return shard, index, key, printable(str(dataset.path))
 
     def read(self, field: str, memory: Memory | None = None) -> Payloads:
         """Stored bytes of a field, checked. A row whose bytes are damaged is in ``bad``. ``memory``: may be taken for them.

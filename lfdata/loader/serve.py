@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from lfdata.codecs.pixels import watch_width
+from lfdata.errors import text_of
 from lfdata.loader import spec as specs
 from lfdata.loader.jobs import STARTED, Done, Failure, Job
 from lfdata.loader.produce import Producer
@@ -73,7 +74,9 @@ class Lanes:
                 found = self._producer.run(job, self._slots, lane, task.lane.threads) if job.alone else task.advance(lane)
             except BaseException as error:
                 # A user's function that calls sys.exit() must not end a lane without an answer.
-                found = Done(job.number, 0, failure=Failure.of(RuntimeError(repr(error)), job.first))
+                found = Done(
+                    job.number, 0, failure=Failure.of(RuntimeError(f"{type(error).__name__}: {text_of(error)}"), job.first)
+                )
             if isinstance(found, Done):
                 self._work.done(job.number)
                 self._deliver(found)
@@ -112,6 +115,7 @@ def main(arguments: list[str]) -> None:
     try:
         hello = unpack(os.pread(greeting, os.fstat(greeting).st_size, 0))
         os.close(greeting)
+        sys.path[:] = map(os.fsdecode, hello.path)
         producer = Producer(specs.decode(hello.spec))
         slots = Slots(hello.slots, hello.slot_bytes, memory, hello.lanes)
         watch_width(slots.width)

@@ -118,7 +118,7 @@ class Spec(msgspec.Struct, frozen=True):
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, str]) -> list[str]:
     """Where two identities differ, option by option, for people."""
-    found = []
+    found = [f"{name!r:.100} (in the state, unknown here)" for name in theirs if name not in ours]
     for name, text in ours.items():
         other = theirs.get(name)
         if other == text:

@@ -45,7 +45,7 @@ def position_of(
     spec = plan.spec
     if not isinstance(state, Mapping):
         raise StateError(f"not a state of a Loader (a mapping that state_dict() gave): {state!r:.200}")
-    if state.get("version") != STATE_VERSION:
+    if isinstance(state.get("version"), bool) or state.get("version") != STATE_VERSION:
         raise StateError(f"state version {state.get('version')!r}; this loader reads version {STATE_VERSION}")
     try:
         epoch, samples = whole("epoch", state["epoch"], 0, MOST_EPOCHS), whole("samples", state["samples"], 0, MAX_SAMPLES)

@@ -28,7 +28,8 @@ class Trace:
     def __init__(self, path: str | os.PathLike[str], rank: int = 0, world: int = 1) -> None:
         given = Path(path)
         self._path = given if world == 1 else given.with_name(f"{given.stem}-{rank}{given.suffix}")
-        self._known = {(os.getpid(), _CONSUMER)}
+        self._owner = os.getpid()
+        self._known = {(self._owner, _CONSUMER)}
         try:
             # A line at a time, so that a run that is killed leaves its trace.
             self._file = open(self._path, "w", buffering=1, encoding="utf-8")  # noqa: SIM115 - closed by close()
@@ -77,8 +78,8 @@ class Trace:
         self._write(span)
 
     def close(self) -> None:
-        """End the array, so that it is JSON for everybody."""
-        if not self._file.closed:
+        """End the array, so that it is JSON for everybody. The file is not that of a process forked from this one."""
+        if not self._file.closed and os.getpid() == self._owner:
             end = {"name": "end", "ph": "M", "pid": os.getpid(), "tid": _CONSUMER, "args": {}}
             try:
                 self._file.write(json.dumps(end) + "\n]\n")

@@ -12,13 +12,15 @@ _LENGTH = struct.Struct("<Q")
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What a decoder is started with: the spec, the slots, and the process id of the trainer."""
+    """What a decoder is started with: the spec, the slots, the process id of the trainer, and where that finds modules: PYTHONPATH holds no
+    directory with a colon in its name."""
 
     spec: bytes
     slots: int
     slot_bytes: int
     lanes: int
     trainer: int
+    path: tuple[bytes, ...]
 
 
 def pack(hello: Hello) -> bytes:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfdata.errors import OptionError, SampleError
+from lfdata.errors import OptionError, SampleError, text_of
 from lfdata.transforms.base import Declared, Transform, put, put_choice, refuse
 
 DTYPES = (
@@ -95,7 +95,7 @@ class Map(Transform, frozen=True):
             # Whatever it raises is the sample's failure, sys.exit() too; only Ctrl-C is meant for somebody else.
             if isinstance(error, KeyboardInterrupt) and ctrl_c():
                 raise
-            raise SampleError("user", f"{self.function} raised {type(error).__name__}: {error}") from error
+            raise SampleError("user", f"{self.function} raised {type(error).__name__}: {text_of(error)}") from error
         if found.shape != self.shape or found.dtype != self.dtype:
             reason = (
                 f"{self.function} gave {found.dtype} of shape {found.shape}; declared is {self.dtype} of shape {self.shape}"

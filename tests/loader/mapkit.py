@@ -96,3 +96,34 @@ def forks_on_five(value: Any) -> np.ndarray:
         time.sleep(20)
         os._exit(0)
     return np.array([int(value)], np.int64)
+
+
+def slow(value: Any) -> np.ndarray:
+    """For Map: takes its time."""
+    time.sleep(0.15)
+    return np.array([int(value)], np.int64)
+
+
+def forks_and_is_slow(value: Any) -> np.ndarray:
+    """For Map: the same, and a process keeps the decoder's descriptors meanwhile."""
+    if int(value) == 0 and not os.fork():
+        time.sleep(10)
+        os._exit(0)
+    return slow(value)
+
+
+class NoText(Exception):
+    """Fails once more when it is told."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+ODD = {"surrogate": ValueError("bad \udcff name"), "none": NoText(), "long": ValueError("z" * 1_000_000)}
+
+
+def raises_odd(value: Any) -> np.ndarray:
+    """For Map: an exception whose text is a trial, at five."""
+    if int(value) == 5:
+        raise ODD[os.environ["ODD"]]
+    return np.array([int(value)], np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,15 @@ def test_a_partner_of_another_rank_that_crashes_is_masked_on_every_rank(pictures
             loader.close()
     finally:
         del os.environ["CRASHING_PICTURE"]
+
+
+def test_a_crash_where_ends_of_processes_are_ignored(numbers: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        loader = Loader(numbers, 8, CRASHING, bad_samples="mask", most_bad_rate=1.0, **HOW)
+        masked = [index for batch in loader for index in batch["__index__"][~batch["__mask__"]].tolist()]
+        loader.close()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert masked == [5]
+    assert any("ended (how is not known: SIGCHLD is ignored" in record.getMessage() for record in caplog.records)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,14 @@ def test_callables_of_the_user_give_the_same_in_every_process(complete: Path) ->
     fields = {"label": [T.Map("mapkit:noisy", (2,), "float64", random=True)], "box": [T.Map("mapkit:double", (1,), "float64")]}
     plain = digests(Loader(complete, 8, fields, engine="inline"))
     assert digests(Loader(complete, 8, fields, engine="process", processes=3)) == plain
+
+
+def test_modules_are_found_as_they_are_here(numbers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a directory with a colon in its name; what Python passes over is passed over."""
+    folder = tmp_path / "a:b"
+    folder.mkdir()
+    (folder / "colonkit.py").write_text("import numpy\n\ndef seven(value):\n    return numpy.array([7])\n")
+    monkeypatch.setattr(sys, "path", [tmp_path, None, b"x", str(folder), *sys.path])
+    loader = Loader(numbers, 8, {"label": [T.Map("colonkit:seven", (1,), "int64")]}, engine="process")
+    assert next(iter(loader))["label"].tolist() == [[7]] * 8
+    loader.close()

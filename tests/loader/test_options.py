@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -14,7 +16,8 @@ import pytest
 
 from lfdata import Loader, LoaderDataset
 from lfdata import transforms as T
-from lfdata.errors import LimitError, OptionError, StateError
+from lfdata.errors import LfdataError, LimitError, OptionError, StateError
+from lfdata.loader.options import MOST_EPOCHS
 
 HUGE = 1 << 70
 DOUBLE = "mapkit:double"
@@ -174,6 +177,17 @@ def test_a_launcher_that_sets_nonsense_is_named(numbers: Path, monkeypatch: pyte
         Loader(numbers, 8)
 
 
+def test_half_of_what_a_launcher_sets_is_refused(numbers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    for make in (Loader, LoaderDataset):
+        with pytest.raises(OptionError, match="WORLD_SIZE is 4 and RANK is not set"):
+            make(numbers, 8)
+    assert len(Loader(numbers, 8, rank=1, world_size=2)) == 12
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert "rank 0 of 1" in repr(Loader(numbers, 8))
+
+
 @pytest.mark.parametrize(("below", "message"), [("none/trace.json", "there is no directory .*none"), ("", "is a directory")])
 def test_a_trace_that_cannot_be_is_told_before_anything_is_done(tmp_path: Path, below: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
@@ -190,6 +204,36 @@ def test_a_state_with_a_number_that_is_none_is_refused(numbers: Path, name: str,
     loader = Loader(numbers, 8, ["label"])
     with pytest.raises(StateError, match=name):
         loader.load_state_dict(loader.state_dict() | {name: value})
+
+
+def test_a_state_of_another_version_or_with_more_in_it_is_refused(numbers: Path) -> None:
+    loader = Loader(numbers, 8, ["label"])
+    state = loader.state_dict()
+    for version in (True, 2, None, "1"):
+        with pytest.raises(StateError, match=f"state version {version!r}"):
+            loader.load_state_dict(state | {"version": version})
+    with pytest.raises(StateError, match=r"it differs in 'more' \(in the state, unknown here\)"):
+        loader.load_state_dict(state | {"identity": state["identity"] | {"more": "1"}})
+
+
+@pytest.mark.parametrize("engine", ["inline", "thread", "process"])
+def test_the_last_epoch_can_be_iterated(numbers: Path, engine: str) -> None:
+    last = MOST_EPOCHS
+    loader = Loader(numbers, 8, ["label"], engine=engine)
+    loader.set_epoch(last)
+    assert sum(1 for _ in loader) == 12
+    loader.set_epoch(last)
+    assert loader.end_of(last)["epoch"] == last and loader.forecast(30) is not None
+    for one in (Loader(numbers, 8), LoaderDataset(numbers, 8)):
+        with pytest.raises(OptionError, match="epoch is a whole number from 0"):
+            one.set_epoch(last + 1)
+    loader.close()
+
+
+def test_a_loader_is_neither_pickled_nor_copied(numbers: Path) -> None:
+    for what in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(LfdataError, match="make it in the process that uses it"):
+            what(Loader(numbers, 8))  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("state", [None, 5, "x", [], {}])
@@ -212,6 +256,7 @@ def test_more_samples_than_an_epoch_has_are_no_state(numbers: Path) -> None:
     "call",
     [
         lambda path: Loader(path, 8).set_epoch,
+        lambda path: Loader(path, 8).end_of,
         lambda path: LoaderDataset(path, 8).set_epoch,
         lambda path: Loader(path, 8).forecast,
     ],

@@ -140,3 +140,23 @@ for number, batch in enumerate(loader):
 def test_ranks_write_their_own(pictures: Path, tmp_path: Path) -> None:
     Loader(pictures, 8, FIELDS, rank=1, world_size=2, trace=tmp_path / "trace.json").close()
     assert [path.name for path in tmp_path.iterdir()] == ["trace-1.json"]
+
+
+def test_a_forked_child_that_ends_leaves_the_trace_alone(pictures: Path, tmp_path: Path) -> None:
+    code = f"""
+import os, sys
+from lfdata import Loader, transforms as T
+loader = Loader({str(pictures)!r}, 8, {{"image": [T.CenterCrop(8)]}}, engine="inline", trace="trace.json")
+loader._producer.steps = 1
+batches = iter(loader)
+next(batches)
+if not os.fork():
+    sys.exit()
+os.wait()
+for _ in batches:
+    pass
+loader.close()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    events = json.loads((tmp_path / "trace.json").read_text())
+    assert sum(event["name"] == "wait" for event in events) == 6 and events[-1]["name"] == "end"
