@@ -66,7 +66,7 @@ def test_what_is_raised_is_an_answer() -> None:
     lane = EarlyLane(work)
     lane.submit(_job(1))
     (done,) = _answers(lane, 1)
-    assert done.failure is not None and "SystemExit(3)" in str(done.failure.error())
+    assert done.failure is not None and "SystemExit: 3" in str(done.failure.error())
     lane.close()
 
 
