@@ -45,7 +45,7 @@ def run(place: Path, data: Path, world: int = 0, *, fails: bool = False, **told:
     """A whole run: what each rank wrote (``{}`` for one that was killed)."""
     task = write_task(place, data, **told)
     done = subprocess.run(command(task, world), capture_output=True, text=True, env=environment(), timeout=200, check=False)
-    assert (done.returncode != 0) == fails, done.stdout[-3000:] + done.stderr[-5000:]
+    assert (done.returncode != 0) == fails, done.stdout[-3000:] + done.stderr[:5000] + done.stderr[-3000:]
     files = [place / f"task-{rank}.json" for rank in range(max(world, 1))]
     return [json.loads(path.read_text()) if path.exists() else {} for path in files]
 
