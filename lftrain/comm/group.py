@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
 import threading
 import time
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -20,8 +22,9 @@ from lftrain.options import RunOptions
 
 # Its name since torch 2.13, and before.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-# How long threads that are not Python's may keep the interpreter at the end.
-_SETTLE_SECONDS = 0.5
+# How long gloo's threads may take at the end, and how long others that Python did not start may keep the interpreter; looks in turn that
+# must find none.
+_SETTLE_SECONDS, _FOREIGN_SECONDS, _QUIET = 5.0, 0.5, 3
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,11 @@ class Group:
         that asks for the lock while the interpreter ends takes the process down (SIGABRT).
         """
         if self.world > 1:
-            deadline = time.monotonic() + _SETTLE_SECONDS
-            while (any(lent() is not None for lent in self._lent) or _foreign_threads()) and time.monotonic() < deadline:
+            began, quiet = time.monotonic(), 0
+            while quiet < _QUIET and (waited := time.monotonic() - began) < _SETTLE_SECONDS:
+                # In this order: a thread that does not run is either idle or waits for the interpreter, and is then in it.
+                busy = any(lent() is not None for lent in self._lent) or _running_threads()
+                quiet = 0 if busy or (waited < _FOREIGN_SECONDS and _foreign_threads()) else quiet + 1
                 time.sleep(0.001)
         if self.joined and dist.is_initialized():
             dist.destroy_process_group()
@@ -122,3 +128,14 @@ def _device(asked: str, local: int) -> torch.device:
 def _foreign_threads() -> bool:
     """Whether a thread that Python did not start is in the interpreter, or waits for it."""
     return not {one.ident for one in threading.enumerate()}.issuperset(sys._current_exceptions())
+
+
+def _running_threads() -> bool:
+    """Whether a thread of gloo's runs, or would if it had a processor. Known on Linux only."""
+    for place in glob.iglob("/proc/self/task/*/stat"):
+        with suppress(OSError), open(place, "rb") as file:
+            _, _, rest = file.read().partition(b"(")
+            name, _, state = rest.rpartition(b") ")
+            if name.startswith(b"pt_gloo") and state[:1] != b"S":
+                return True
+    return False

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import _thread
+import ctypes
+import sys
+import threading
 import time
 import weakref
 
+import pytest
 import torch
 
 from lftrain.comm.group import Group
@@ -28,3 +32,25 @@ def test_leaving_waits_for_threads_that_still_want_the_interpreter() -> None:
     _thread.start_new_thread(hold, ())
     group.leave()
     assert done == ["thread"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="states of threads are known on Linux only")
+def test_leaving_waits_for_a_thread_of_gloo_that_was_not_given_a_processor_yet() -> None:
+    group, done = Group(0, 2, 0, torch.device("cpu")), []
+
+    def spin() -> None:
+        libc = ctypes.CDLL(None)
+        libc.prctl(15, b"pt_gloo_runloop", 0, 0, 0)
+        begun.set()
+        end = time.monotonic() + 0.8
+        while time.monotonic() < end:
+            pass
+        done.append("thread")
+
+    begun = threading.Event()
+    thread = threading.Thread(target=spin)
+    thread.start()
+    begun.wait(10)
+    group.leave()
+    assert done == ["thread"]
+    thread.join()
