@@ -24,10 +24,12 @@ from lftrain.options import (
 )
 
 if TYPE_CHECKING:
+    from lftrain.compute.adamw import AdamW
     from lftrain.runtime.loop import Result, Runtime
 
 __all__ = [
     "ActivationOptions",
+    "AdamW",
     "CheckpointOptions",
     "CompileOptions",
     "Config",
@@ -45,7 +47,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # Imported when asked for: torch takes seconds, and reading a configuration needs none of it.
-    if name not in ("Result", "Runtime"):
+    modules = {"AdamW": "lftrain.compute.adamw", "Result": "lftrain.runtime.loop", "Runtime": "lftrain.runtime.loop"}
+    if name not in modules:
         raise AttributeError(f"module 'lftrain' has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module("lftrain.runtime.loop"), name)
+    found = globals()[name] = getattr(importlib.import_module(modules[name]), name)
     return found

@@ -12,6 +12,7 @@ import lfdata.transforms as T
 from lfdata import Loader
 from lfdata.errors import OptionError
 from lftrain.comm.group import Group, join
+from lftrain.compute.adamw import AdamW
 from lftrain.errors import ConfigError
 from lftrain.models import make
 from lftrain.options import Config, DataOptions, HeldOutOptions, OptimizerOptions
@@ -150,7 +151,7 @@ def optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.Optimi
     fused = options.fused or None
     if options.kind == "sgd":
         return torch.optim.SGD(groups, lr=options.lr, momentum=options.betas[0], fused=fused)
-    return torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=fused)
+    return AdamW(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=fused)
 
 
 def count(model: nn.Module) -> dict[str, int]:

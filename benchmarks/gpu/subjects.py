@@ -19,6 +19,7 @@ from lfdata import Loader
 from lfdata import transforms as T
 from lftrain import (
     ActivationOptions,
+    AdamW,
     CheckpointOptions,
     CompileOptions,
     GraphOptions,
@@ -130,9 +131,10 @@ class Subject:
         self.loader = bench.loader(setting)
         model, loss = bench.model(setting)
         self.model = model
-        # As torch chooses it where nobody says anything: foreach on a GPU.
         trained = [one for one in model.parameters() if one.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=LR, betas=(0.9, 0.95), fused=setting.fused or None)
+        # Not fused: as torch chooses it where nobody says anything, which on a GPU is foreach.
+        kind = AdamW if setting.fused else torch.optim.AdamW
+        optimizer = kind(trained, lr=LR, betas=(0.9, 0.95), fused=setting.fused or None)
         self.runs: Runs
         self.runtime: Runtime | None = None
         bench.made += 1

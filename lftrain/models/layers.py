@@ -8,6 +8,8 @@ from torch.nn import functional as F
 
 from lftrain.errors import ConfigError
 
+Waves = tuple[torch.Tensor, torch.Tensor]
+
 
 class Attention(nn.Module):
     """Multi-head attention; queries, keys and values of self-attention from one matrix.
@@ -32,16 +34,18 @@ class Attention(nn.Module):
         context: torch.Tensor | None = None,
         mask: torch.Tensor | None = None,
         causal: bool = False,
-        position: torch.Tensor | None = None,
+        waves: Waves | None = None,
     ) -> torch.Tensor:
-        """``x`` (B, N, width), ``context`` (B, M, its width), ``mask`` bool, spread to (B, heads, N, M): true where a query may look."""
+        """``x`` (B, N, width), ``context`` (B, M, its width), ``mask`` bool, spread to (B, heads, N, M): true where a query may look.
+        ``waves``: of :func:`rotary`, if positions are rotations; 0, 1, ... without them."""
         if self.kv is not None and context is not None:
             q = self._split(self.qkv(x))
             k, v = (self._split(part) for part in self.kv(context).chunk(2, -1))
         else:
             q, k, v = (self._split(part) for part in self.qkv(x).chunk(3, -1))
         if self.rotary:
-            q, k = rotated(q, position), rotated(k, position)
+            waves = rotary(x.shape[1], x.shape[2] // self.heads, x.device) if waves is None else waves
+            q, k = rotated(q, waves), rotated(k, waves)
         found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
         return self.out(found.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
@@ -49,15 +53,21 @@ class Attention(nn.Module):
         return x.view(*x.shape[:-1], self.heads, -1).transpose(1, 2)
 
 
-def rotated(x: torch.Tensor, position: torch.Tensor | None) -> torch.Tensor:
-    """Rotary positions: ``x`` (B, heads, N, even), ``position`` (B, N), 0, 1, ... if ``None``."""
-    half = x.shape[-1] // 2
-    rates = 10_000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+def rotary(length: int, size: int, device: torch.device, position: torch.Tensor | None = None) -> Waves:
+    """Cosines and sines of rotary positions, float32 (B or 1, 1, N, size / 2), for heads of ``size``. Made once a forward pass: within
+    each layer they would cost more than its attention. ``position`` (B, N): 0, 1, ... to ``length`` if ``None``."""
+    half = size // 2
+    rates = 10_000.0 ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
     if position is None:
-        position = torch.arange(x.shape[-2], device=x.device)[None]
+        position = torch.arange(length, device=device)[None]
     angles = position[:, None, :, None].float() * rates
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    first, second = x[..., :half], x[..., half:]
+    return angles.cos(), angles.sin()
+
+
+def rotated(x: torch.Tensor, waves: Waves) -> torch.Tensor:
+    """``x`` (B, heads, N, even), rotated by its positions."""
+    cos, sin = (wave.to(x.dtype) for wave in waves)
+    first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
@@ -129,9 +139,9 @@ class Block(nn.Module):
         self.attention = Attention(width, heads, rotary=True)
         self.feed: nn.Module = Experts(width, hidden, experts, top) if experts else SwiGLU(width, hidden)
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, position: torch.Tensor | None = None) -> torch.Tensor:
-        """(B, N, width) -> the same. ``mask`` replaces the causal one."""
-        x = x + self.attention(self.before(x), mask=mask, causal=mask is None, position=position)
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, waves: Waves | None = None) -> torch.Tensor:
+        """(B, N, width) -> the same. ``mask`` replaces the causal one; ``waves``: of :func:`rotary`."""
+        x = x + self.attention(self.before(x), mask=mask, causal=mask is None, waves=waves)
         return x + self.feed(self.after(x))  # type: ignore[no-any-return]
 
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 from torch import nn
 from torch.nn import functional as F
 
-from lftrain.models.layers import Block, RMSNorm, balance, counted
+from lftrain.models.layers import Block, RMSNorm, balance, counted, rotary
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,8 +62,9 @@ class LanguageModel(nn.Module):
             causal = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device).tril()
             mask = ((segment[:, :, None] == segment[:, None]) & causal)[:, None]
         x = self.embedding(ids)
+        waves = rotary(ids.shape[1], self.options.width // self.options.heads, ids.device, position)
         for block in self.layers:
-            x = block(x, mask, position)
+            x = block(x, mask, waves)
         return F.linear(self.norm(x), self.embedding.weight)
 
 

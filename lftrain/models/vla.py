@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lftrain.errors import ConfigError
-from lftrain.models.layers import Attention, Block, RMSNorm, SwiGLU, balance, counted
+from lftrain.models.layers import Attention, Block, RMSNorm, SwiGLU, balance, counted, rotary
 
 # Flow times are drawn as S * (1 - Beta(A, 1)): more of them where there is most noise (pi-0, arXiv 2410.24164, and GR00T N1, arXiv 2503.14734).
 S, A = 0.999, 1.5
@@ -209,8 +209,9 @@ class VisionLanguageAction(nn.Module):
         """What the head looks at: (B, M, language_width), and which of it is no padding: bool (B, 1, 1, M)."""
         seen = torch.cat([self.project(self.vision(one)) for one in pictures], 1)
         x = torch.cat([seen, self.embedding(ids).to(seen.dtype)], 1)
+        waves = rotary(x.shape[1], self.options.language_width // self.options.language_heads, x.device)
         for block in self.language:
-            x = block(x)
+            x = block(x, None, waves)
         there = torch.ones(seen.shape[:2], dtype=torch.bool, device=ids.device)
         return self.norm(x), torch.cat([there, ids != self.options.pad], 1)[:, None, None]
 

@@ -23,8 +23,8 @@ def plan(share: int, limit: float, measure: Callable[[int], float]) -> Plan:
     """The largest micro-batch that divides a rank's share and fits.
 
     Bytes grow with the rows as a line, which two measurements give: of 1 and 2 rows, or, where that is larger, of 1/16 and 1/8 of the
-    share, since kernels and allocators are uneven at the smallest sizes. The plan is then measured itself, and the next smaller one is
-    taken if it was more than expected and does not fit.
+    share, since kernels and allocators are uneven at the smallest sizes. The plan is then measured itself: the next smaller one is taken
+    if it was more than expected and does not fit, a larger one if that fits too.
 
     Args:
         share: rows of a step on one rank. limit: bytes. measure: bytes that a micro-batch of so many rows takes.
@@ -41,6 +41,10 @@ def plan(share: int, limit: float, measure: Callable[[int], float]) -> Plan:
     for rows in reversed(fits or sizes[:1]):
         found = measure(rows)
         if found <= limit:
+            for more in (one for one in sizes if one > rows):
+                if (larger := measure(more)) > limit:
+                    break
+                rows, found = more, larger
             return Plan(rows, share // rows, found)
     least = measure(sizes[0])
     raise ConfigError(

@@ -11,7 +11,7 @@ import pytest
 import torch
 import trainkit
 
-from lftrain import GraphOptions, MetricsOptions, RunOptions, Runtime
+from lftrain import AdamW, GraphOptions, MetricsOptions, RunOptions, Runtime
 from lftrain.models import make
 from lftrain.options import ModelOptions, OptimizerOptions
 from lftrain.runtime.rates import schedule
@@ -53,7 +53,7 @@ def built(
     torch.manual_seed(0)
     network, loss = make(ModelOptions(kind="vla", options=model or {}))
     trained = [one for one in network.cuda().parameters() if one.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-3, fused=fused)
+    optimizer = AdamW(trained, lr=1e-3, fused=fused)
     run = RunOptions(folder=str(folder), steps=steps, seed=3, device="cuda")
     metrics = MetricsOptions(every=1, live="off")
     chosen = trainkit.options(folder, steps, **{"run": run, "metrics": metrics, **parts})

@@ -16,7 +16,12 @@ ROOT = HERE.parent.parent
 
 def environment() -> dict[str, str]:
     """One thread a process; the project and the helpers can be imported."""
-    paths = [str(ROOT), str(HERE), str(HERE.parent / "format")]
+    paths = [
+        str(ROOT),
+        str(HERE),
+        str(HERE.parent / "format"),
+        *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
+    ]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
 

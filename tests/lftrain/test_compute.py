@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import runkit
 import torch
 import trainkit
 from torch import nn
 
-from lftrain import CompileOptions, GraphOptions, Runtime
+from lftrain import AdamW, CompileOptions, GraphOptions, Runtime
 from lftrain.build import optimizer
 from lftrain.compute.compile import CompiledBlocks
 from lftrain.compute.graph import _why
@@ -179,3 +182,31 @@ def test_an_optimizer_that_is_not_fused_is_left_to_torch() -> None:
         # False would be a loop over the parameters on a GPU.
         assert all(group["fused"] is None and group["foreach"] is None for group in made.param_groups)
         assert all(group["fused"] for group in optimizer(Stack(), OptimizerOptions(kind=kind)).param_groups)  # type: ignore[arg-type]
+
+
+def test_the_optimizers_kernel_computes_adamw(tmp_path: Path) -> None:
+    """By Triton's interpreter, where Triton is."""
+    pytest.importorskip("triton")
+    environment = {**runkit.environment(), "TRITON_INTERPRET": "1"}
+    script = Path(__file__).with_name("adamwcheck.py")
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_on_a_cpu_adamw_is_that_of_torch() -> None:
+    models = [Stack(), Stack()]
+    made: list[torch.optim.Optimizer] = [
+        AdamW(models[0].parameters(), lr=1e-2, fused=True),
+        torch.optim.AdamW(models[1].parameters(), lr=1e-2, fused=True),
+    ]
+    for number in range(5):
+        x = torch.full((3, 4), float(number))
+        for model, one in zip(models, made, strict=True):
+            one.zero_grad()
+            model(x).square().mean().backward()
+            one.step()
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(one, other)
+    made[1].load_state_dict(made[0].state_dict())
+    options = OptimizerOptions(lr=1e-3)
+    assert type(optimizer(models[0], options)) is AdamW

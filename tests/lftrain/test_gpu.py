@@ -11,6 +11,7 @@ import torch
 import trainkit
 
 from lftrain import ActivationOptions, CompileOptions, PrecisionOptions, RunOptions, Runtime
+from lftrain.compute import adamw
 from lftrain.options import GraphOptions
 
 pytestmark = gpukit.MARKS
@@ -50,6 +51,55 @@ def test_dropout_in_a_graph_draws_what_eager_draws(tmp_path: Path) -> None:
         found.append(torch.tensor(gpukit.losses(tmp_path / name)))
     assert gpukit.captured(runtime)
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+def test_adamw_in_a_graph_is_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large parameters by the kernel, small ones by torch; scaled gradients, skipped steps, a rate that changes."""
+    monkeypatch.setattr(adamw, "LARGE", 1 << 12)
+    torch.manual_seed(0)
+    shapes = [(5001,), (64, 65), (300, 300), (7,)]
+    ours, theirs = ([torch.nn.Parameter(torch.randn(shape, device="cuda")) for shape in shapes] for _ in range(2))
+    for one, other in zip(ours, theirs, strict=True):
+        other.data.copy_(one)
+    optimizers: list[Any] = [
+        kind(
+            [{"params": some[:2], "weight_decay": 0.1}, {"params": some[2:], "weight_decay": 0.0}],
+            lr=torch.tensor(1e-2, device="cuda"),
+            betas=(0.9, 0.95),
+            fused=True,
+            capturable=True,
+        )
+        for kind, some in ((adamw.AdamW, ours), (torch.optim.AdamW, theirs))
+    ]
+    gradients = [torch.randn_like(one) for one in ours]
+    scale, bad = torch.ones((), device="cuda"), torch.zeros((), device="cuda")
+    for optimizer, some in zip(optimizers, (ours, theirs), strict=True):
+        optimizer.grad_scale, optimizer.found_inf = scale, bad
+        for one, gradient in zip(some, gradients, strict=True):
+            one.grad = gradient if optimizer is optimizers[0] else gradient.clone()
+        optimizer.step()
+    kernels = adamw._kernels()
+    assert kernels is not None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizers[0].step()
+    for number in range(30):
+        scale.fill_(2.0 ** (number % 5))
+        bad.fill_(float(number in (3, 17)))
+        optimizers[0].param_groups[0]["lr"].fill_(1e-2 / (1 + number))
+        for kept, one in zip(gradients, theirs, strict=True):
+            kept.copy_(torch.randn_like(kept) * scale)
+            one.grad = kept.clone()
+        graph.replay()
+        optimizers[1].param_groups[0]["lr"].fill_(1e-2 / (1 + number))
+        optimizers[1].step()
+        assert all(one.grad is kept for one, kept in zip(ours, gradients, strict=True))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        state, wanted = optimizers[0].state[one], optimizers[1].state[other]
+        assert float(state["step"]) == float(wanted["step"]) == 29
+        for name in ("exp_avg", "exp_avg_sq"):
+            torch.testing.assert_close(state[name], wanted[name], rtol=1e-5, atol=1e-7)
 
 
 def test_a_learning_rate_of_zero_reaches_replayed_steps(tmp_path: Path) -> None:

@@ -152,6 +152,12 @@ def test_a_plan_that_was_promised_too_much_takes_the_next() -> None:
     assert plan(64, 100.0, lambda rows: rows + (1000.0 if rows > 16 else 0.0)).rows == 16
 
 
+def test_a_plan_that_takes_less_than_was_promised_takes_more() -> None:
+    """Sizes at which a library chooses a way that needs less."""
+    assert plan(64, 100.0, lambda rows: rows + (60.0 if rows <= 8 else 0.0)).rows == 64
+    assert plan(64, 100.0, lambda rows: 3.0 * rows if rows <= 16 else 1.5 * rows).rows == 64
+
+
 def test_bytes_of_micro_batches_grow_with_their_rows() -> None:
     batch = {"x": torch.randn(16, 4), "y": torch.randn(16)}
     usage = MicroBatches(Stack(), trainkit.loss, batch, PrecisionOptions(), torch.device("cpu"))
