@@ -24,8 +24,15 @@ from lfdata.loader.taker import Taker
 # Host batches that are held until their copies are done, where nobody else does it.
 HELD = 3
 # Ways that need a library beside torch; and those that fork workers, which come first.
-NEEDS = {"decoded by DALI": "nvidia.dali", "DALI": "nvidia.dali", "webdataset": "webdataset"}
-FORKED = ("torch DataLoader", "webdataset")
+FEW = ", a quarter of the workers"
+NEEDS = {
+    "decoded by DALI": "nvidia.dali",
+    "DALI": "nvidia.dali",
+    "webdataset": "webdataset",
+    f"webdataset{FEW}": "webdataset",
+}
+TORCH = ("torch DataLoader", f"torch DataLoader{FEW}")
+FORKED = (*TORCH, "webdataset", f"webdataset{FEW}")
 LADDER = ("loader", "registered", "ahead", "kernel", "feedback")
 
 
@@ -63,19 +70,25 @@ def endless(loader: Any) -> Iterator[Any]:
         yield from loader
 
 
+def one_batch(setting: Setting, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first batch of the loader, uint8, on the device. Not random numbers: they cost a GPU more power than pictures, and so some clock."""
+    loader = setting.loader(batch)
+    try:
+        found = next(iter(loader))
+        return found[setting.field].to(setting.device, copy=True), found["__index__"].to(setting.device, copy=True)
+    finally:
+        loader.close()
+
+
 def resident(setting: Setting, batch: int) -> Arm:
     """One batch that is there already, as the model takes it."""
-    made = torch.Generator().manual_seed(1)
-    images = torch.randint(0, 256, (batch, setting.side, setting.side, 3), generator=made, dtype=torch.uint8)
-    one = setting.normalised(images.to(setting.device)), torch.arange(batch, device=setting.device)
-    return Arm(itertools.repeat(one), lambda: None)
+    images, numbers = one_batch(setting, batch)
+    return Arm(itertools.repeat((setting.normalised(images), numbers)), lambda: None)
 
 
 def resident_bytes(setting: Setting, batch: int) -> Arm:
     """One batch of uint8 that is there, made into what the model takes each time by torch's operations."""
-    made = torch.Generator().manual_seed(1)
-    images = torch.randint(0, 256, (batch, setting.side, setting.side, 3), generator=made, dtype=torch.uint8)
-    images, numbers = images.to(setting.device), torch.arange(batch, device=setting.device)
+    images, numbers = one_batch(setting, batch)
     return Arm(((setting.normalised(images), numbers) for _ in itertools.count()), lambda: None)
 
 
@@ -243,6 +256,11 @@ def torch_loader(setting: Setting, batch: int, workers: int) -> Arm:
     return Arm(batches(), close)
 
 
+def quarter(workers: int) -> int:
+    """Fewer, since workers also take the trainer's processor from it; one at least."""
+    return max(1, workers // 4)
+
+
 def arms(setting: Setting, batch: int, workers: int) -> dict[str, Callable[[], Arm]]:
     """By name; the first ones are what the others are compared with, then the ladder, then torch's, then what needs a library that is there."""
     from benchmarks.gpu.peers import peers
@@ -257,6 +275,9 @@ def arms(setting: Setting, batch: int, workers: int) -> dict[str, Callable[[], A
         "ahead": lambda: on_device(setting, batch, kernel=False),
         "kernel": lambda: on_device(setting, batch, kernel=True),
         "feedback": lambda: on_device(setting, batch, kernel=True, feedback=True),
-        "torch DataLoader": lambda: torch_loader(setting, batch, workers),
+        **{
+            name: (lambda count=count: torch_loader(setting, batch, count))  # type: ignore[misc]
+            for name, count in zip(TORCH, (workers, quarter(workers)), strict=True)
+        },
         **{name: make for name, make in others.items() if there(NEEDS[name])},
     }

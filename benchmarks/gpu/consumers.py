@@ -18,6 +18,8 @@ CLASSES = 1000
 # Steps that the host may be ahead of the device, as a loop that reads its loss a little later is.
 LAG = 2
 Batch = dict[str, torch.Tensor]
+# Children whose time is not counted.
+BYSTANDERS: set[int] = set()
 
 
 class _Layer(nn.Module):
@@ -163,11 +165,11 @@ def allocated(device: torch.device) -> dict[str, int]:
 
 
 def cpu_seconds() -> tuple[float, float]:
-    """CPU time so far, of this process and of all its descendants that live."""
+    """CPU time so far, of this process and of all its descendants that live, but for bystanders."""
     tick = os.sysconf("SC_CLK_TCK")
     parents, spent = {}, {}
     for place in Path("/proc").iterdir():
-        if place.name.isdigit():
+        if place.name.isdigit() and int(place.name) not in BYSTANDERS:
             try:
                 fields = (place / "stat").read_text().rpartition(")")[2].split()
             except OSError:

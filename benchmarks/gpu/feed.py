@@ -9,13 +9,15 @@ are begun. ``--device cpu --tiny`` goes through everything in a minute, without 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import random
 import shlex
+import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ import torch
 
 from benchmarks import record
 from benchmarks.gpu import arms as ways
-from benchmarks.gpu.consumers import CLASSES, Clock, Launches, Vit, cpu_seconds, measure, stepper
+from benchmarks.gpu.consumers import BYSTANDERS, CLASSES, Clock, Launches, Vit, cpu_seconds, measure, stepper
 from benchmarks.gpu.copies import allocation, copy_rates
 from lfdata.device.images import _kernels
 
@@ -167,6 +169,19 @@ def picked(stats: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def burning(count: int) -> Iterator[None]:
+    """So many processes that do nothing but take a core."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    BYSTANDERS.update(one.pid for one in busy)
+    try:
+        yield
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()
+
+
 def fed(run: Run, name: str, model: torch.nn.Module, batch: int, seconds: float, chosen: list[str], warm: int) -> None:
     """All ways to feed one model."""
     options = run.options
@@ -187,7 +202,8 @@ def fed(run: Run, name: str, model: torch.nn.Module, batch: int, seconds: float,
         for arm in sorted(chosen, key=lambda one: one not in ways.FORKED):
             made[arm] = makers[arm]()
         made = {arm: made[arm] for arm in chosen}
-        rounds(run, name, made, step, seconds, warm)
+        with burning(options.burn):
+            rounds(run, name, made, step, seconds, warm)
     finally:
         for one in made.values():
             one.close()
@@ -197,14 +213,15 @@ def starved(run: Run, batch: int, seconds: float, chosen: list[str]) -> None:
     """A consumer that takes all it gets: the decoder's rate with nothing behind it, and with a device behind it."""
     options = run.options
     setting = ways.Setting(options.data, options.field, run.device, options.side, options.threads)
+    # Those of others are starved, too, if they were asked for; workers are forked first.
+    makers = ways.arms(setting, batch, options.workers)
+    others = [name for name in chosen if name in ways.NEEDS or name in ways.FORKED]
+    made = {name: makers[name]() for name in sorted(others, key=lambda one: one not in ways.FORKED)}
     alone = setting.loader(batch)
-    made = {
+    made |= {
         "loader alone": ways.Arm(ways.endless(alone), alone.close, alone.stats),
         "kernel": ways.on_device(setting, batch, kernel=True),
     }
-    # Those that decode elsewhere are starved, too, if they were asked for.
-    makers = ways.arms(setting, batch, options.workers)
-    made |= {name: makers[name]() for name in chosen if name in ways.NEEDS and name not in ways.FORKED}
 
     def step(found: Any) -> int:
         return len(found["__index__"]) if isinstance(found, dict) else len(found[0])
@@ -243,6 +260,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=285.0, help="seconds in all")
     parser.add_argument("--only", default="copies,vit,small,starved", help="parts, by comma")
     parser.add_argument("--arms", default="", help="ways to feed, by comma; none: all")
+    parser.add_argument("--burn", type=int, default=0, help="processes that take a core each, beside all that is measured")
     parser.add_argument("--tiny", action="store_true", help="small models and batches, to see whether it runs")
     options = parser.parse_args(arguments)
     if why := record.writable(options.output):

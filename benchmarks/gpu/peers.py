@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.arms import Arm, Setting, cropped
+from benchmarks.gpu.arms import FEW, Arm, Setting, cropped, quarter
 from lfdata import ShardDataset
 from lfdata.device.images import IMAGENET_MEAN, IMAGENET_STD
 
@@ -141,4 +141,8 @@ def webdataset(setting: Setting, batch: int, workers: int) -> Arm:
 
 def peers(setting: Setting, batch: int, workers: int) -> dict[str, Callable[[], Arm]]:
     """By name."""
-    return {"DALI": lambda: dali(setting, batch), "webdataset": lambda: webdataset(setting, batch, workers)}
+    return {
+        "DALI": lambda: dali(setting, batch),
+        "webdataset": lambda: webdataset(setting, batch, workers),
+        f"webdataset{FEW}": lambda: webdataset(setting, batch, quarter(workers)),
+    }
