@@ -24,7 +24,7 @@ from lfdata.loader.taker import Taker
 # Host batches that are held until their copies are done, where nobody else does it.
 HELD = 3
 # Ways that need a library beside torch; and those that fork workers, which come first.
-FEW = ", a quarter of the workers"
+FEW = " (a quarter of the workers)"
 NEEDS = {
     "decoded by DALI": "nvidia.dali",
     "DALI": "nvidia.dali",
