@@ -47,10 +47,11 @@ class AdamW(torch.optim.AdamW):
         scale, bad = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         states = [self.state[one] for one in large]
         steps = [state["step"] for state in states]
-        torch._foreach_add_(steps, 1.0 if bad is None else 1.0 - bad)
+        # As many summands as steps: the host would wait for one of the device's.
+        torch._foreach_add_(steps, [torch.ones_like(steps[0]) if bad is None else 1.0 - bad] * len(steps))
         first, second = group["betas"]
         numbers = torch.stack(steps).double()
-        corrections = torch.stack([1 - first**numbers, (1 - second**numbers).sqrt()], 1).float()
+        corrections = torch.stack([1 - torch.pow(first, numbers), (1 - torch.pow(second, numbers)).sqrt()], 1).float()
         options = (group["lr"], group["betas"], group["eps"], group["weight_decay"])
         for one, state, correction in zip(large, states, corrections, strict=True):
             _kernels().update(one, one.grad, state["exp_avg"], state["exp_avg_sq"], correction, scale, bad, *options)
