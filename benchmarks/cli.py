@@ -24,6 +24,7 @@ COMMANDS = (
     "layout",
     "windows",
     "remote",
+    "feedback",
 )
 
 
