@@ -10,7 +10,7 @@ from typing import Any
 import batchkit
 import pytest
 import torch
-from pixelcheck import CASES, as_float64, by_kernel, checked, scene, tolerance
+from pixelcheck import CASES, as_float64, by_kernel, checked, tolerance, unknown
 
 import lfdata.transforms as T
 from lfdata import DeviceLoader, Loader
@@ -198,14 +198,9 @@ def test_torch_on_the_gpu_gives_what_float64_does(dtype: str, case: str, monkeyp
     checked(case, dtype, False, CUDA)
 
 
-def test_a_partner_that_is_no_row_makes_nan() -> None:
+def test_what_is_not_there_makes_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    batch = {name: value.cuda() for name, value in scene((4, 6, 5, 3)).items()}
-    batch["partner"][2] = 4
-    op = Images(dtype="float32", partner="partner", weight="weight")
-    out = op.out(torch.empty(op.bytes(batch["image"].nbytes), dtype=torch.uint8, device=CUDA), batch["image"].shape)
-    op.run("image", batch["image"], out, batch)
-    assert torch.isnan(out[2]).all() and not torch.isnan(out[[0, 1, 3]]).any()
+    unknown(CUDA, by_kernel)
 
 
 def test_pictures_of_a_loader_are_made_on_the_gpu(pictures: Path) -> None:

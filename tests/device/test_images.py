@@ -115,7 +115,7 @@ def test_a_partner_that_is_no_row_of_the_batch_is_an_error() -> None:
     batch = scene((4, 6, 5, 3))
     batch["partner"][2] = 4
     op = Images(dtype="float32", partner="partner", weight="weight")
-    out = op.out(torch.empty(op.bytes(batch["image"].nbytes), dtype=torch.uint8), batch["image"].shape)
+    out = op.out(torch.empty(op.bytes(batch["image"].nbytes, (6, 5, 3)), dtype=torch.uint8), batch["image"].shape)
     with pytest.raises(OptionError, match="0 to 3"):
         op.run("image", batch["image"], out, batch)
 
