@@ -35,7 +35,7 @@ class DeviceLoader:
         ahead: batches copied, or being copied, beyond the one the consumer has.
         hold: batches that the consumer keeps at a time before it gives them back: micro-batches of a step, say.
         max_bytes: memory on the device, at most; fewer batches are ahead then.
-        ops: by field, what is made of it on the device: :class:`lfdata.device.Images`.
+        ops: by field, what is made of it on the device: :class:`lfdata.device.Images`. What is random about that, the loader draws.
         decode: who decodes pictures: ``"cpu"``, the loader; ``"dali"``, NVIDIA DALI (extra ``dali``) does the JPEGs, on the GPU if that is the
             device, and the loader does the others; ``"auto"``, whichever was measured to be faster on such a machine (docs/scheduler.md).
         decode_threads: of the processor, for DALI; by default as many as the loader decodes with.

@@ -240,6 +240,22 @@ def test_the_devices_own_mixing(files: Path, late_copies: bool, late: Make) -> N
     loader.close()
 
 
+@pytest.mark.parametrize("policy", ["replace", "mask"])
+def test_the_devices_own_mixing_of_what_dali_refuses(tmp_path: Path, policy: str, late: Make) -> None:
+    """A row that turns out bad is nobody's partner; one that takes its place has draws of its own."""
+    path = dalikit.write(tmp_path / "set", 24, ["4:2:0"], dalikit.broken, wrong=(5,))
+    op = Images(dtype="float32", flip=0.5, mixup=0.4, cutmix=1.0)
+    options: dict[str, Any] = {"engine": "inline", "seed": 4, "native": False, "bad_samples": policy, "most_bad_rate": 1}
+    ours = kept(DeviceLoader(Loader(path, 4, FIELDS, **options), "cpu", ops={"image": op}))
+    backend = late(0.002)
+    loader = DeviceLoader(Loader(path, 4, FIELDS, **options), ops={"image": op}, decode="dali", _backend=backend)
+    for one, theirs in zip(ours, loader, strict=True):
+        backend.finish()
+        assert all(torch.equal(value, theirs[name]) for name, value in one.items() if name != "image")
+    assert loader.stats()["decoding"]["remade"] >= 1
+    loader.close()
+
+
 def test_left_in_mid_epoch_and_gone_on(files: Path, late: Make) -> None:
     """What DALI had under way is nobody's: the next batches are the next ones."""
     plain, _ = pair(files)

@@ -179,6 +179,16 @@ def test_rows_are_mixed_as_often_as_asked(pictures: Path) -> None:
     assert ((weights < 1) == mixed.bool()).all()
 
 
+def test_ranks_without_rows(pictures: Path) -> None:
+    """More ranks than rows: some have empty batches."""
+    shares = []
+    for rank in range(3):
+        found = kept(on(pictures, batch=2, rank=rank, world_size=3, static=False), most=3)
+        shares.append(len(found[0]["image"]))
+        assert all(batch["image"].shape[1:] == (3, 17, 20) and len(batch["image.partner"]) == shares[-1] for batch in found)
+    assert sorted(shares) == [0, 1, 1]
+
+
 def test_a_row_that_is_alone_stays_as_it_is(pictures: Path) -> None:
     for batch in kept(on(pictures, Images(mixup=1.0, cutmix=1.0), batch=1), most=5):
         assert batch["image.partner"].tolist() == [0] and batch["image.weight"].tolist() == [1] and not batch["image.box"].any()
