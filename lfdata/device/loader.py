@@ -18,6 +18,7 @@ from lfdata.errors import OptionError
 from lfdata.loader.forecast import Forecast
 from lfdata.loader.loader import Loader
 from lfdata.loader.options import MOST_AHEAD, MOST_THREADS, whole
+from lfdata.loader.spec import DrawSpec
 from lfdata.loader.taker import Taker
 
 
@@ -34,7 +35,7 @@ class DeviceLoader:
         ahead: batches copied, or being copied, beyond the one the consumer has.
         hold: batches that the consumer keeps at a time before it gives them back: micro-batches of a step, say.
         max_bytes: memory on the device, at most; fewer batches are ahead then.
-        ops: by field, what is made of it on the device: :class:`lfdata.device.Images`.
+        ops: by field, what is made of it on the device: :class:`lfdata.device.Images`. What is random about that, the loader draws.
         decode: who decodes pictures: ``"cpu"``, the loader; ``"dali"``, NVIDIA DALI (extra ``dali``) does the JPEGs, on the GPU if that is the
             device, and the loader does the others; ``"auto"``, whichever was measured to be faster on such a machine (docs/scheduler.md).
         decode_threads: of the processor, for DALI; by default as many as the loader decodes with.
@@ -66,6 +67,7 @@ class DeviceLoader:
         backend = _backend or backend_of(device)
         self.loader, self.device = loader, torch.device("cpu") if backend is None else backend.device
         self._taker, self._ops, self._ahead = Taker(loader), dict(ops or {}), ahead
+        drawn: list[DrawSpec] = []
         for name, op in self._ops.items():
             declared = self._taker.declared(name)
             if declared is None:
@@ -73,9 +75,16 @@ class DeviceLoader:
                     f"ops: the batches have no field {name!r} of fixed shape; there are {', '.join(loader.forecast(1).bytes)}"
                 )
             op.check(name, *declared)
+            if (draws := op.draws(name, declared[1], self._taker.rows)) is not None:
+                drawn.append(draws)
         if decode_threads is not None:
             decode_threads = whole("decode_threads", decode_threads, 1, MOST_THREADS)
-        self._decoding = decoding_of(decode, self._taker, self.device, 1 if backend is None else ahead + 2, decode_threads)
+        self._taker.draw(drawn)
+        try:
+            self._decoding = decoding_of(decode, self._taker, self.device, 1 if backend is None else ahead + 2, decode_threads)
+        except BaseException:
+            self._taker.draw(())
+            raise
         self._transfer: Transfer | None = None
         if backend is not None:
             # What the consumer has while it asks, what it gets, and what is ahead of that.
@@ -172,7 +181,8 @@ class DeviceLoader:
         found = dict(batch)
         for name, op in self._ops.items():
             rows = batch[name]
-            found[name] = op.out(torch.empty(op.bytes(rows.nbytes), dtype=torch.uint8), rows.shape)
+            size = op.bytes(rows.nbytes, rows.shape[1:])
+            found[name] = op.out(torch.empty(size, dtype=torch.uint8), rows.shape)
             op.run(name, rows, found[name], batch)
         return found
 

@@ -125,8 +125,8 @@ class Transfer:
         for name, sizes in found.bytes.items():
             if self._decoding is not None and name in self._decoding.beside:
                 continue
-            op = self._ops.get(name)
-            total += -(-(sizes if op is None else sizes * op.bytes(1)) // ALIGN) * ALIGN
+            op, declared = self._ops.get(name), self._taker.declared(name)
+            total += -(-(sizes if op is None or declared is None else op.bytes(sizes, declared[1])) // ALIGN) * ALIGN
         return int(total.max(initial=0))
 
     # -- copies -------------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class Transfer:
         parts, at = [], 0
         for name, value in batch.items():
             op = self._ops.get(name)
-            size = value.nbytes if op is None else op.bytes(value.nbytes)
+            size = value.nbytes if op is None else op.bytes(value.nbytes, value.shape[1:])
             parts.append(Part(name, at, size, value.dtype, value.shape, op))
             at += aligned(size)
         return tuple(parts), at

@@ -145,6 +145,10 @@ class Budget:
         if over == "split" and not producer.spec.static:
             raise OptionError("over='split' needs static=True: every rank must have a row for each part of a batch")
 
+    def anew(self, producer: Producer) -> Budget:
+        """The same budget for another producer."""
+        return Budget(producer, self._most, self._over, self._accumulate)
+
     def epoch(self, number: int) -> Epoch:
         """What an epoch needs. Raises :class:`LimitError` where that is beyond the budget."""
         found = self._kept.get(number)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 import lfdata.transforms as T
 from lfdata.dataset import Readings, ShardDataset
 from lfdata.errors import ChangedError, FormatError, OptionError, SampleError, StorageError, shortened, text_of
+from lfdata.loader.drawn import Drawer
 from lfdata.loader.fields import make_filler, plain
 from lfdata.loader.filler import Filler, Part
 from lfdata.loader.filling import augment_all, clear, fill_all, identity
@@ -63,6 +64,7 @@ class Producer:
         if len(self.batch_ops) != len(spec.batch_ops):
             raise OptionError("batch_transforms takes MixUp, CutMix and Mosaic; others belong to a field")
         self.ops = {field.name: T.from_spec(field.transforms) for field in spec.fields}
+        self.drawers = [Drawer(one, self.ops[one.field]) for one in spec.drawn]
         self._alone = threading.Lock()
         self._begun: dict[int, tuple[Work, Mapping[str, Readings]]] = {}
         self.steps = self._steps_a_slot()
@@ -92,6 +94,8 @@ class Producer:
             parts += filler.parts
         for op in self.batch_ops:
             parts += [Part(name, layout.add(dtype, (rows, *shape))) for name, (dtype, shape) in self._extra(op, parts).items()]
+        for drawer in self.drawers:
+            parts += drawer.declare(layout, rows, parts)
         return layout, fillers, parts
 
     def _packed_layout(self, rows: int, layout: Layout) -> tuple[Layout, list[Filler], list[Part]]:
@@ -246,6 +250,8 @@ class Producer:
         if SOURCE in row_arrays:
             row_arrays[SOURCE][:] = work.samples.source
         row_arrays[MASK][:] = status == OK
+        for drawer in self.drawers:
+            drawer.fill(self.plan, job, work.samples, row_arrays[MASK], row_arrays)
         if (status == POISON).any():
             raise AssertionError(f"rows {np.flatnonzero(status == POISON).tolist()} of step {job.first} were not filled")
         used = {part.name: int(arrays[part.by][count]) for part in self.parts if part.by}

@@ -63,11 +63,38 @@ class BadSpec(msgspec.Struct, frozen=True):
     rate: float = 0.01
 
 
+class DrawSpec(msgspec.Struct, frozen=True):
+    """What is drawn for pictures that the device crops, mirrors and mixes (drawn.py).
+
+    Attributes:
+        field: of the pictures. rows: of a batch, within which is mixed.
+        size: (height, width) of what the device makes of them.
+        crop: whether that is a part drawn for each; flip: probability.
+        mixup, cutmix: alpha of each. mix_prob: that a row is mixed; switch_prob: that CutMix does it, where there are both.
+    """
+
+    field: str
+    rows: int
+    size: tuple[int, int]
+    crop: bool = False
+    flip: float | None = None
+    mixup: float | None = None
+    cutmix: float | None = None
+    mix_prob: float = 1.0
+    switch_prob: float = 0.5
+
+    @property
+    def mixes(self) -> bool:
+        """Whether rows are mixed."""
+        return self.mixup is not None or self.cutmix is not None
+
+
 class Spec(msgspec.Struct, frozen=True):
     """What comes out (see :attr:`identity`), for which rank, and how. Of an epoch's steps only ``first``, ``first + every``, ..., which are
     counted 0, 1, ... then, are made here; all, but in a worker of torch's DataLoader. ``cache``: where files that are not local are kept;
     ``node``: first of the ranks that share it, and their number; ``stored``: fields of pictures whose JPEGs the device decodes (stored.py);
-    ``exact``: arrays lie in a slot as its samples need them, one after the other; ``parts``: batches say which part of a batch they are."""
+    ``drawn``: what else it does to pictures (drawn.py); ``exact``: arrays lie in a slot as its samples need them, one after the other;
+    ``parts``: batches say which part of a batch they are."""
 
     sources: tuple[SourceSpec, ...]
     fields: tuple[FieldSpec, ...]
@@ -88,6 +115,7 @@ class Spec(msgspec.Struct, frozen=True):
     cache: Cache | None = None
     node: tuple[int, int] = (0, 1)
     stored: tuple[str, ...] = ()
+    drawn: tuple[DrawSpec, ...] = ()
     exact: bool = False
     parts: bool = False
 

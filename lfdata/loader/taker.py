@@ -15,6 +15,7 @@ from lfdata.loader.images import ImageFiller
 from lfdata.loader.pipeline import start, stop
 from lfdata.loader.produce import Producer
 from lfdata.loader.slots import Slots
+from lfdata.loader.spec import DrawSpec, Spec
 
 if TYPE_CHECKING:
     from lfdata.loader.loader import Loader
@@ -117,12 +118,36 @@ class Taker:
         loader = self._loader
         if loader._budget is not None:
             raise OptionError("max_bytes counts pixels that the loader decodes: leave it out, or take decode='cpu'")
-        spec = msgspec.structs.replace(loader._spec, stored=tuple(names))
+        self._replace(msgspec.structs.replace(loader._spec, stored=tuple(names)))
+        loader._decoder = decoder
+
+    def draw(self, drawn: Sequence[DrawSpec]) -> None:
+        """Have the batches say what the device is to do to pictures (drawn.py). Ends an iteration that is under way.
+
+        Raises:
+            OptionError: such a loader cannot say it.
+        """
+        loader = self._loader
+        if tuple(drawn) == loader._spec.drawn:
+            return
+        if loader._cuts is not None:
+            # Where batches are cut depends on what is in them, and a state between two parts must not.
+            raise OptionError(
+                f"over='split' cuts batches, and what Images draws for {drawn[0].field!r} belongs to whole ones: leave one of them out"
+            )
+        self._replace(msgspec.structs.replace(loader._spec, drawn=tuple(drawn)))
+
+    def _replace(self, spec: Spec) -> None:
+        """Another spec for the batches to come."""
+        loader = self._loader
         producer = Producer(spec)
+        budget = None if loader._budget is None else loader._budget.anew(producer)
+        if budget is not None:
+            budget.epoch(loader._epoch)
         stop(loader._pipelines)
         loader._move(loader._epoch, loader._done, loaded=loader._loaded)
         loader._spec, loader._producer, loader._names = spec, producer, Names(producer.parts)
-        loader._decoder = decoder
+        loader._budget = budget
 
     def again(self, spot: Spot) -> dict[str, torch.Tensor]:
         """The batch before a spot, decoded by the loader alone, as it is without :meth:`store`. Raises what making it raises."""

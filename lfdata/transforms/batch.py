@@ -132,16 +132,27 @@ class CutMix(BatchTransform, frozen=True):
     def apply(self, images: Pixels, partner_images: Pixels, u: Floats) -> dict[str, NDArray[Any]]:
         """Mix in place."""
         _check(self, images, partner_images, u)
-        height, width = images.shape[1:3]
+        boxes, lam = self.boxes(images.shape[1:3], u)
+        for row in range(len(images)):
+            top, bottom, left, right = boxes[row if len(u) > 1 else 0].tolist()
+            images[row, top:bottom, left:right] = partner_images[row, 0, top:bottom, left:right]
+        return {"lam": np.broadcast_to(lam, len(images)).copy()}
+
+    def boxes(self, size: tuple[int, ...], u: Floats) -> tuple[Ints, NDArray[np.float32]]:
+        """Rectangles in pictures of a size (height, width), and what they leave.
+
+        Args:
+            u: float64 (n, 3) in [0, 1).
+
+        Returns:
+            Top, bottom, left, right, int64 (n, 4); and ``lam``, float32 (n,).
+        """
+        height, width = size
         half = 0.5 * np.sqrt(1.0 - quantile(self.alpha, u[:, 0]))
         left, right = _span(u[:, 1], half, width)
         top, bottom = _span(u[:, 2], half, height)
-        for row in range(len(images)):
-            k = row if len(u) > 1 else 0
-            box = slice(top[k], bottom[k]), slice(left[k], right[k])
-            images[row][box] = partner_images[row, 0][box]
         lam = 1.0 - (bottom - top) * (right - left) / (height * width)
-        return {"lam": np.broadcast_to(lam.astype(np.float32), len(images)).copy()}
+        return np.stack([top, bottom, left, right], axis=1), lam.astype(np.float32)
 
 
 class Mosaic(BatchTransform, frozen=True):

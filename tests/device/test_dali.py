@@ -17,6 +17,7 @@ import pytest
 import torch
 from dalikit import KINDS, kept, same
 from latedevice import LateBackend, unheld
+from pixelcheck import as_float64
 from shardkit import Part, scalar, write_dataset
 
 import lfdata.transforms as T
@@ -210,6 +211,49 @@ def test_nothing_is_reused_too_early(files: Path, with_ops: bool, copies: float,
     assert stats["device"]["extra"] == 0 and stats["device"]["grown"] == 0 and stats["copied"] == 0
     loader.close()
     on_host.close()
+
+
+@pytest.mark.parametrize("late_copies", [False, True])
+def test_the_devices_own_mixing(files: Path, late_copies: bool, late: Make) -> None:
+    """Crops, mirroring, MixUp and CutMix of what DALI decoded: with the draws that there are without it."""
+    op = Images((0.5,) * 3, (0.25,) * 3, "float32", crop=(33, 40), flip=0.5, mixup=0.4, cutmix=1.0)
+    fields: dict[str, Any] = {"image": [T.RandomResizedCrop(48)], "label": None}
+    options: dict[str, Any] = {"engine": "inline", "seed": 4, "tail": "pad", "native": False}
+    backend = late(0.002) if late_copies else None
+    pixels = kept(DeviceLoader(Loader(files, 6, fields, **options), "cpu", decode="dali"))
+    drawn = kept(DeviceLoader(Loader(files, 6, fields, **options), "cpu", ops={"image": op}))
+    loader = DeviceLoader(Loader(files, 6, fields, **options), "cpu", ops={"image": op}, decode="dali", _backend=backend)
+    found = []
+    for batch in loader:
+        if backend is not None:
+            backend.finish()
+        found.append({name: value.clone() for name, value in batch.items()})
+    for one, ours, theirs in zip(pixels, drawn, found, strict=True):
+        assert list(ours) == list(theirs) and "image.box" in theirs
+        assert all(torch.equal(value, theirs[name]) for name, value in ours.items() if name != "image")
+        exact = as_float64(op, theirs | {"image": one["image"]})
+        assert np.abs(theirs["image"].double().numpy() - exact).max() < 1e-5
+        assert not set(theirs["image.partner"][theirs["__mask__"]].tolist()) - set(
+            torch.nonzero(theirs["__mask__"]).flatten().tolist()
+        )
+    assert loader.stats()["decoding"]["pictures"] > 0 and not loader.stats()["decoding"]["failures"]
+    loader.close()
+
+
+@pytest.mark.parametrize("policy", ["replace", "mask"])
+def test_the_devices_own_mixing_of_what_dali_refuses(tmp_path: Path, policy: str, late: Make) -> None:
+    """A row that turns out bad is nobody's partner; one that takes its place has draws of its own."""
+    path = dalikit.write(tmp_path / "set", 24, ["4:2:0"], dalikit.broken, wrong=(5,))
+    op = Images(dtype="float32", flip=0.5, mixup=0.4, cutmix=1.0)
+    options: dict[str, Any] = {"engine": "inline", "seed": 4, "native": False, "bad_samples": policy, "most_bad_rate": 1}
+    ours = kept(DeviceLoader(Loader(path, 4, FIELDS, **options), "cpu", ops={"image": op}))
+    backend = late(0.002)
+    loader = DeviceLoader(Loader(path, 4, FIELDS, **options), ops={"image": op}, decode="dali", _backend=backend)
+    for one, theirs in zip(ours, loader, strict=True):
+        backend.finish()
+        assert all(torch.equal(value, theirs[name]) for name, value in one.items() if name != "image")
+    assert loader.stats()["decoding"]["remade"] >= 1
+    loader.close()
 
 
 def test_left_in_mid_epoch_and_gone_on(files: Path, late: Make) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import batchkit
 import pytest
 import torch
-from pixelcheck import CASES, as_float64, by_kernel, checked, scene, tolerance
+from pixelcheck import CASES, as_float64, by_kernel, checked, tolerance, unknown
 
 import lfdata.transforms as T
 from lfdata import DeviceLoader, Loader
@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 CUDA = torch.device("cuda", 0)
 # A megabyte a batch, so that each has a slot of its own.
 PICTURES: dict[str, Any] = {"image": [T.RandomResizedCrop(224), T.RandomHorizontalFlip()], "label": None}
+DRAWN = Images(dtype="float32", crop=(200, 180), flip=0.5, mixup=0.4, cutmix=1.0)
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "pictures": ("pictures", {"fields": PICTURES, "engine": "process"}),
     "every kind": ("complete", {"fields": ["ids", "sound", "box", "points", "label", "caption", "blob"], "engine": "inline"}),
@@ -109,7 +110,7 @@ def test_what_autograd_keeps_is_not_overwritten(pictures: Path) -> None:
     loader.close()
 
 
-@pytest.mark.parametrize("ops", [None, {"image": Images(dtype="bfloat16")}])
+@pytest.mark.parametrize("ops", [None, {"image": Images(dtype="bfloat16")}, {"image": DRAWN}])
 def test_no_allocation_in_the_steady_state(pictures: Path, ops: Any) -> None:
     """Over 200 steps: no segment of torch's, no allocation at all, no place of the ring."""
     loader = DeviceLoader(Loader(pictures, 8, PICTURES, engine="process"), "cuda", ops=ops)
@@ -198,14 +199,9 @@ def test_torch_on_the_gpu_gives_what_float64_does(dtype: str, case: str, monkeyp
     checked(case, dtype, False, CUDA)
 
 
-def test_a_partner_that_is_no_row_makes_nan() -> None:
+def test_what_is_not_there_makes_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    batch = {name: value.cuda() for name, value in scene((4, 6, 5, 3)).items()}
-    batch["partner"][2] = 4
-    op = Images(dtype="float32", partner="partner", weight="weight")
-    out = op.out(torch.empty(op.bytes(batch["image"].nbytes), dtype=torch.uint8, device=CUDA), batch["image"].shape)
-    op.run("image", batch["image"], out, batch)
-    assert torch.isnan(out[2]).all() and not torch.isnan(out[[0, 1, 3]]).any()
+    unknown(CUDA, by_kernel)
 
 
 def test_pictures_of_a_loader_are_made_on_the_gpu(pictures: Path) -> None:
@@ -218,6 +214,27 @@ def test_pictures_of_a_loader_are_made_on_the_gpu(pictures: Path) -> None:
         assert abs(theirs["image"].double().cpu().numpy() - expected).max() <= tolerance("bfloat16", 3.0)
     plain.close()
     loader.close()
+
+
+@pytest.mark.parametrize("by", ["kernel", "torch"])
+def test_what_is_drawn_is_done_on_the_gpu(pictures: Path, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on the CPU: the same draws, and the pictures that float64 makes with them."""
+    if by == "torch":
+        monkeypatch.setattr("lfdata.device.images._kernels", lambda: None)
+    else:
+        pytest.importorskip("triton")
+    pixels = Loader(pictures, 8, PICTURES, seed=3)
+    on_cpu = DeviceLoader(Loader(pictures, 8, PICTURES, seed=3), "cpu", ops={"image": DRAWN})
+    loader = DeviceLoader(Loader(pictures, 8, PICTURES, seed=3), "cuda", ops={"image": DRAWN})
+    for _ in range(2):
+        for plain, ours, theirs in zip(pixels, on_cpu, loader, strict=True):
+            assert list(ours) == list(theirs)
+            found = {name: value.cpu() for name, value in theirs.items()}
+            assert all(torch.equal(value, found[name]) for name, value in ours.items() if name != "image")
+            expected = as_float64(DRAWN, found | {"image": plain["image"]})
+            assert abs(found["image"].double().numpy() - expected).max() <= tolerance("float32", 3.0)
+    for one in (pixels, on_cpu, loader):
+        one.close()
 
 
 def test_states_and_errors_are_those_of_the_plain_loader(pictures: Path, sets: Path) -> None:

@@ -12,12 +12,15 @@ import batchkit
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from latedevice import unheld
-from pixelcheck import CASES, as_float64, checked, scene, tolerance
+from pixelcheck import CASES, TOLERANCES, as_float64, checked, compared, made, scene, tolerance, unknown
 
 import lfdata.transforms as T
 from lfdata import DeviceLoader, Loader
 from lfdata.device import Images
+from lfdata.device.rule import gathered
 from lfdata.errors import OptionError
 
 
@@ -26,6 +29,66 @@ from lfdata.errors import OptionError
 @pytest.mark.parametrize("case", CASES)
 def test_torch_gives_what_float64_does(dtype: str, channels_last: bool, case: str) -> None:
     checked(case, dtype, channels_last, torch.device("cpu"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    case=st.sampled_from(sorted(CASES)),
+    dtype=st.sampled_from(sorted(TOLERANCES)),
+    channels_last=st.booleans(),
+    channels=st.sampled_from([1, 3]),
+    rows=st.integers(1, 19),
+    size=st.tuples(st.integers(1, 21), st.integers(1, 21)),
+    room=st.tuples(st.integers(0, 5), st.integers(0, 5)),
+    seed=st.integers(0, 1 << 20),
+)
+def test_any_size_is_what_float64_gives(
+    case: str,
+    dtype: str,
+    channels_last: bool,
+    channels: int,
+    rows: int,
+    size: tuple[int, int],
+    room: tuple[int, int],
+    seed: int,
+) -> None:
+    op = made(case, dtype, channels_last, channels, size)
+    shape = (rows, size[0] + room[0], size[1] + room[1], channels)
+    compared(op, scene(shape, size if op.crop is not None else None, seed), torch.device("cpu"))
+
+
+def test_crops_that_nobody_waits_for_are_the_same() -> None:
+    """As torch takes them on a GPU; one that is not within its picture is told, and reads nothing beside it."""
+    batch = scene((6, 9, 8, 3), (5, 8))
+    offset = batch["offset"]
+    which = torch.tensor([3, 0, 0, 5])
+    found, there = gathered(batch["image"], which, offset[which], (5, 8))
+    assert there.all()
+    for one, row in zip(found, which.tolist(), strict=True):
+        top, left = offset[row].tolist()
+        assert torch.equal(one, batch["image"][row, top : top + 5, left : left + 8])
+    wrong = torch.tensor([[-1, 0], [5, 0], [0, 1], [0, -7], [2**31 - 1, 0], [4, 0]], dtype=torch.int32)
+    assert gathered(batch["image"], slice(None), wrong, (5, 8))[1].tolist() == [False] * 5 + [True]
+
+
+@pytest.mark.parametrize("offset", [(-1, 0), (3, 0), (0, -1), (0, 2), (-(2**31), 0)])
+def test_a_crop_beyond_the_picture_is_an_error(offset: tuple[int, int]) -> None:
+    batch = scene((4, 6, 5, 3), (4, 4))
+    batch["offset"][2] = torch.tensor(offset)
+    op = Images(dtype="float32", crop=4, offset="offset")
+    out = op.out(torch.empty(op.bytes(batch["image"].nbytes, (6, 5, 3)), dtype=torch.uint8), batch["image"].shape)
+    with pytest.raises(OptionError, match=r"row 2: a crop of 4 x 4 at .*top is 0 to 2, left 0 to 1"):
+        op.run("image", batch["image"], out, batch)
+
+
+def test_what_the_check_of_kernels_looks_for_is_seen() -> None:
+    """A kernel that reads beside a picture instead of making NaN would not pass."""
+
+    def careless(op: Images, batch: dict[str, Any], out: torch.Tensor) -> None:
+        out.zero_()
+
+    with pytest.raises(AssertionError):
+        unknown(torch.device("cpu"), careless)
 
 
 def test_a_value_that_is_off_by_one_level_is_seen() -> None:
@@ -88,6 +151,21 @@ def test_results_lie_in_the_ring_and_uint8_travels(pictures: Path, late: Any) ->
         ({"std": (1.0, 0.0, 1.0)}, "std above 0"),
         ({"mean": (0.5,)}, "one number a channel"),
         ({"weight": "lam"}, "partner="),
+        ({"flip": 1.5}, "Images: flip is a number from 0 up to 1, not 1.5"),
+        ({"flip": True}, "Images: flip"),
+        ({"mixup": 0}, "Images: mixup is a number from 0.001 up to 10"),
+        ({"cutmix": float("nan")}, "Images: cutmix"),
+        ({"cutmix": "box"}, "Images: cutmix"),
+        ({"mix_prob": -1}, "Images: mix_prob"),
+        ({"switch_prob": 2}, "Images: switch_prob"),
+        ({"crop": 0}, "Images: crop is 0"),
+        ({"crop": (3, 4, 5)}, "Images: crop"),
+        ({"crop": "field"}, "Images: crop"),
+        ({"offset": "field"}, "give its size with crop="),
+        ({"crop": 3, "offset": 4}, "Images: offset is the name of a field, not 4"),
+        ({"partner": 1}, "Images: partner is the name of a field"),
+        ({"mixup": 0.2, "partner": "field"}, "leave one out"),
+        ({"weight": "field", "mixup": 0.2}, "partner="),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], match: str) -> None:
@@ -115,7 +193,7 @@ def test_a_partner_that_is_no_row_of_the_batch_is_an_error() -> None:
     batch = scene((4, 6, 5, 3))
     batch["partner"][2] = 4
     op = Images(dtype="float32", partner="partner", weight="weight")
-    out = op.out(torch.empty(op.bytes(batch["image"].nbytes), dtype=torch.uint8), batch["image"].shape)
+    out = op.out(torch.empty(op.bytes(batch["image"].nbytes, (6, 5, 3)), dtype=torch.uint8), batch["image"].shape)
     with pytest.raises(OptionError, match="0 to 3"):
         op.run("image", batch["image"], out, batch)
 
