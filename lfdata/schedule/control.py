@@ -53,20 +53,24 @@ class Level:
 
     def __init__(self, most: int) -> None:
         self.most = self.value = most
-        self._fewer, self._floor, self._floor_left = 0, 1, 0
+        self._fewer, self._floor, self._floor_left, self._load = 0, 1, 0, 0.0
 
-    def up(self) -> None:
-        """A deadline was missed."""
+    def up(self, load: float = 0.0) -> None:
+        """A deadline was missed, with so much to do: in threads that are at work all the time, if that is what the number is of."""
         if self.value < self.most:
-            self._floor, self._floor_left = self.value + 1, FLOOR_TICKS
+            self._floor, self._floor_left, self._load = self.value + 1, FLOOR_TICKS, load
         self.value, self._fewer = self.most, 0
 
-    def towards(self, needed: int) -> None:
+    def towards(self, needed: int, load: float = 0.0) -> None:
         """None was missed; so many would do."""
         self._floor_left -= 1
         if self._floor_left <= 0:
             self._floor = 1
-        needed = min(self.most, max(self._floor, needed, 1))
+        floor = self._floor
+        if 0 < load < self._load:
+            # With less to do, less of it: what was too small then is not so now.
+            floor = math.ceil(floor * load / self._load)
+        needed = min(self.most, max(floor, needed, 1))
         if needed >= self.value:
             self.value, self._fewer = needed, 0
             return
@@ -102,13 +106,13 @@ class Controller:
     def tick(self, tick: Tick) -> None:
         """Look at one more slot."""
         self._seen.append(tick)
+        seconds = sum(one.period for one in self._seen)
+        load = sum(one.work for one in self._seen) / self._processes / max(1e-9, seconds)
         if tick.late:
-            self._width.up()
+            self._width.up(load)
             self._ahead.up()
             return
-        seconds = sum(one.period for one in self._seen)
-        work = sum(one.work for one in self._seen) / self._processes
-        self._width.towards(math.ceil(MARGIN * work / max(1e-9, seconds)))
+        self._width.towards(math.ceil(MARGIN * load), load)
         # With all that were under way filled each time, one less would have been enough.
         self._ahead.towards(self.ahead - 1 if tick.ready >= self.ahead else self.ahead)
 

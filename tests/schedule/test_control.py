@@ -75,6 +75,18 @@ def test_a_width_that_missed_a_deadline_is_not_tried_again_soon() -> None:
     assert min(_width(controller, 1.0, 0.0, 0.1) for _ in range(200)) == 1
 
 
+def test_what_was_too_small_for_much_work_is_not_too_small_for_little() -> None:
+    controller = Controller(8, 2)
+    for _ in range(8 * WINDOW):
+        controller.tick(Tick(1.0, 0.0, 3.0))
+    assert controller.width == 5
+    assert _width(controller, 1.0, 0.5, 3.0) == 8
+    assert min(_width(controller, 1.0, 0.0, 3.0) for _ in range(100)) == 6
+    # A tenth of the work: not six any more, nor two once there is more again.
+    assert min(_width(controller, 1.0, 0.0, 0.3) for _ in range(80)) == 1
+    assert [_width(controller, 1.0, 0.0, 3.0) for _ in range(WINDOW)][-1] == 6
+
+
 def test_processes_share_the_work_and_one_thread_stays() -> None:
     assert set(Simulation(8, processes=2).run(300, 0.1, 0.3)[200:]) <= {3, 4}
     assert set(Simulation(1).run(50, 0.0, 0.3)) == {1}
