@@ -149,6 +149,11 @@ def _in_shared_memory(size: int) -> IO[bytes]:
     return file
 
 
+def mapped(count: int, size: int) -> int:
+    """Bytes of the mapping of so many slots of a size."""
+    return PAGE + count * aligned(max(1, size), PAGE)
+
+
 class Slots:
     """``count`` slots of ``size`` bytes and a first page for what lanes are doing.
 
@@ -158,7 +163,7 @@ class Slots:
 
     def __init__(self, count: int, size: int, descriptor: int | None = None, lanes: int = LANES) -> None:
         self.count, self.size = count, aligned(max(1, size), PAGE)
-        total = PAGE + self.count * self.size
+        total = mapped(count, size)
         if descriptor is None:
             left = available_memory()
             if total > left:
