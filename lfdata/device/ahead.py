@@ -14,6 +14,7 @@ class Ahead:
     Attributes:
         spot: where the consumer is.
         exhausted: whether the loader has given the last batch.
+        begun: whether the ring is reserved for these batches.
     """
 
     def __init__(self, taker: Taker, transfer: Transfer, ahead: int) -> None:
@@ -22,7 +23,7 @@ class Ahead:
         self.spot = taker.spot
         self._queue: deque[Copied] = deque()
         self._over = self.exhausted = False
-        self._begun = False
+        self.begun = False
 
     @property
     def batches(self) -> int:
@@ -31,9 +32,9 @@ class Ahead:
 
     def fill(self, most: int) -> None:
         """Be so many batches ahead, as far as that can be had without waiting for anybody."""
-        if not self._begun:
+        if not self.begun:
             self._transfer.reserve()
-            self._begun = True
+            self.begun = True
         while not self._over and len(self._queue) < most and self._can_take():
             self._take()
 

@@ -11,6 +11,7 @@ import torch
 from lfdata.device.ahead import Ahead
 from lfdata.device.backend import Backend, backend_of
 from lfdata.device.decoding import decoding_of
+from lfdata.device.forecast import Sizes, on_device, on_host
 from lfdata.device.images import Op
 from lfdata.device.ring import Ring
 from lfdata.device.transfer import ABOUT_ROWS, Batch, Transfer
@@ -120,11 +121,24 @@ class DeviceLoader:
         self.loader.set_epoch(epoch)
 
     def forecast(self, batches: int = 128) -> Forecast:
-        """The loader's forecast, from the first batch that is not copied yet."""
-        return self.loader.forecast(batches)
+        """The loader's, from the first batch that is not copied yet, with the bytes of its tensors on the device, and of all memory that is
+        reserved for them. Of batches that a consumer keeps, and of DALI's own memory, nobody knows before.
+
+        Raises:
+            LimitError: one of these batches is beyond ``max_bytes``, the loader's or this one's.
+        """
+        found, transfer = self.loader.forecast(batches), self._transfer
+        if transfer is None:
+            beside = () if self._decoding is None else self._decoding.beside
+            return on_host(found, self._taker, Sizes(self._ops, beside))
+        ahead, known = self._after or self._under_way, transfer.registered
+        begun = self._taker.spot.epoch if ahead is not None and ahead.begun else None
+        refused = known is not None and bool(known.refused)
+        return on_device(found, self._taker, transfer.sizes, transfer.ring, transfer.staging, begun, refused)
 
     def stats(self) -> dict[str, Any]:
-        """The loader's, and under ``"device"``: bytes registered, or why that was refused; places of the ring, their size and bytes; how often
+        """The loader's, and under ``"device"``: bytes registered, or why that was refused; places of the ring, their size and bytes, those of
+        the staging area; how often
         it had to grow; batches that got memory of their own since the consumer kept others; batches and bytes copied, batches copied from
         pageable memory; seconds the device waited for copies (with feedback). Under ``"decoding"``, if DALI decodes: pictures
         that it got, how often it ended with an error, batches that the loader made in its place then."""

@@ -60,7 +60,7 @@ class Ring:
         if size <= self.size and self.places:
             return
         self.size = max(self.size, size)
-        count = self._count()
+        count = self.count(self.size)
         while self._free:
             self.places.remove(self._free.popleft())
         while len(self.places) < count:
@@ -68,16 +68,16 @@ class Ring:
             self.places.append(place)
             self._free.append(place)
 
-    def _count(self) -> int:
-        """How many places of :attr:`size` there may be."""
+    def count(self, size: int) -> int:
+        """How many places of a size there may be. Raises :class:`LimitError`."""
         if self._most is None:
             return self._wanted
-        fits = self._most // max(1, self.size)
+        fits = self._most // max(1, size)
         if fits < FEWEST_PLACES:
             raise LimitError(
                 "max_bytes",
                 None,
-                f"{self._most:,} bytes on the device do not hold {FEWEST_PLACES} batches of {self.size:,}. Raise max_bytes, or lower "
+                f"{self._most:,} bytes on the device do not hold {FEWEST_PLACES} batches of {size:,}. Raise max_bytes, or lower "
                 "batch_size",
             )
         return min(self._wanted, fits)
@@ -89,11 +89,11 @@ class Ring:
             self.reserve(int(size * GROWTH))
         while self._free:
             place = self._free.popleft()
-            if place.memory.numel() >= size:
+            if place.memory.numel() >= self.size:
                 return place
             # From before the ring grew.
             self.places.remove(place)
-            if len(self.places) < self._count():
+            if len(self.places) < self.count(self.size):
                 place = Place(self._backend.memory(self.size))
                 self.places.append(place)
                 return place

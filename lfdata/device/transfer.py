@@ -7,22 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from lfdata.device.backend import Backend, Event
 from lfdata.device.dali import Refused
 from lfdata.device.decoding import Decoding, Piece
+from lfdata.device.forecast import OFFSETS, Sizes, aligned
 from lfdata.device.images import Op
 from lfdata.device.register import Registered
 from lfdata.device.ring import Place, Ring
-from lfdata.loader.forecast import Forecast
 from lfdata.loader.taker import Spot, Taker
 
-ALIGN = 256
-# Rows of an epoch that are looked at for its largest batch.
-ROWS_LOOKED_AT = 1 << 20
-OFFSETS = ".offsets"
 # What a batch says of its rows stays on the host too.
 ABOUT_ROWS = ("__index__", "__index__" + OFFSETS, "__source__", "__mask__", "__part__")
 Batch = dict[str, torch.Tensor]
@@ -59,11 +54,6 @@ class Copied:
     pieces: dict[str, Piece] = field(default_factory=dict)
 
 
-def aligned(size: int) -> int:
-    """Rounded up to where a tensor may begin."""
-    return -(-size // ALIGN) * ALIGN
-
-
 class Transfer:
     """Copies the batches of one loader.
 
@@ -77,6 +67,7 @@ class Transfer:
     ) -> None:
         self._backend, self._taker, self.ring, self._ops = backend, taker, ring, dict(ops)
         self._decoding = decoding
+        self.sizes = Sizes(self._ops, () if decoding is None else decoding.beside)
         self._staging: torch.Tensor | None = None
         self.registered: Registered | None = None
         # Host batches whose copies are not known to be done, with their slots: they must not be filled anew.
@@ -110,8 +101,10 @@ class Transfer:
 
     def reserve(self) -> None:
         """The ring's places, for the largest batch to come."""
-        self.ring.reserve(self._largest())
+        spot = self._taker.spot
+        self.ring.reserve(self.sizes.largest(self._taker, spot.epoch, spot.done))
 
+<<<<<<< HEAD
     def _largest(self) -> int:
         loader, left = self._taker, ROWS_LOOKED_AT // max(1, self._taker.rows)
         found = loader.forecast(1)
@@ -128,6 +121,12 @@ class Transfer:
             op, declared = self._ops.get(name), self._taker.declared(name)
             total += -(-(sizes if op is None or declared is None else op.bytes(sizes, declared[1])) // ALIGN) * ALIGN
         return int(total.max(initial=0))
+=======
+    @property
+    def staging(self) -> int:
+        """Bytes of what operations work from."""
+        return 0 if self._staging is None else self._staging.numel()
+>>>>>>> h-b
 
     # -- copies -------------------------------------------------------------------------------------------------------
 
@@ -300,6 +299,7 @@ class Transfer:
             "places": len(self.ring.places),
             "place_bytes": self.ring.size,
             "bytes": self.ring.bytes,
+            "staging": self.staging,
             "grown": self.ring.grown,
             "extra": self.ring.extra,
             "batches": self.batches,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,18 @@ class Forecast:
     Attributes:
         epoch, batch: where each batch is: its epoch, and its number there; int64 (n,).
         bytes: of every tensor of the batch, by its name: int64 (n,). Exact where no sample is bad; bad ragged samples take less.
+        device: the same of the tensors that a :class:`lfdata.DeviceLoader` hands out; empty of a loader alone, as the rest is.
+        place: of the batch's place on the device: int64 (n,).
+        reserved: int64 (n,) by name: of all memory that there is when the batch is made, ``"slots"`` and what of them is ``"registered"``;
+            and when it is copied, the ``"ring"`` of places and the ``"staging"`` area.
     """
 
     epoch: NDArray[np.int64]
     batch: NDArray[np.int64]
     bytes: dict[str, NDArray[np.int64]]
+    device: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    place: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    reserved: dict[str, NDArray[np.int64]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.epoch)

@@ -262,9 +262,9 @@ class Loader:
         return self._producer.sources
 
     def stats(self) -> dict[str, Any]:
-        """Rows delivered to this rank, bad samples met, batches that were copied since the consumer kept others, bytes of the slots, the
-        last events (:class:`lfdata.loader.jobs.Event`); and of the engine since it started (docs/scheduler.md): time by stage, waits of
-        the consumer, slots that were ready when it asked, occupancy of the lanes, page faults."""
+        """Rows delivered to this rank, bad samples met, batches that were copied since the consumer kept others, bytes of the slots and
+        whether their pages may be huge, the last events (:class:`lfdata.loader.jobs.Event`); and of the engine since it started
+        (docs/scheduler.md): time by stage, waits of the consumer, slots that were ready when it asked, occupancy of the lanes, page faults."""
         slots = self._pipelines[0].slots if self._pipelines else None
         engine = self._pipelines[0].statistics if self._pipelines else Statistics(1)
         return {
@@ -273,6 +273,7 @@ class Loader:
             "copied": self._copied,
             "slots": slots.count if slots else 0,
             "slot_bytes": slots.size if slots else 0,
+            "pages": "huge" if slots and slots.huge else "normal",
             "steps_a_slot": self._pipelines[0].steps if self._pipelines else self._producer.steps,
             "events": list(self._events),
             "width": int(slots.width[0]) if slots else 0,

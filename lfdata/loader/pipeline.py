@@ -77,6 +77,11 @@ class Pipeline:
         return self._fits[epoch]
 
     @property
+    def reserved(self) -> Reserved:
+        """The slots there are."""
+        return Reserved(self.slots.count, self.slots.size, self.steps)
+
+    @property
     def ahead(self) -> int:
         """Jobs that may be under way at a time."""
         return self._ahead if self.feedback is None else self.feedback.controller.ahead
@@ -233,6 +238,20 @@ def _begin(job: Job) -> tuple[int, int, int]:
     return job.epoch, job.first, 0 if job.rows is None else job.rows[0]
 
 
+def reserve(
+    producer: Producer, kind: str, processes: int, prefetch: int, budget: Budget | None, epoch: int
+) -> tuple[str, int, Reserved]:
+    """What :func:`start` does: the engine's kind, jobs under way at a time, slots. Raises :class:`LimitError`: beyond the budget."""
+    if kind == "auto":
+        kind = "inline" if all(plain(filler) for filler in producer.fillers) and not producer.batch_ops else "process"
+    ahead = 1 if kind == "inline" else prefetch * processes
+    slots = max(FEWEST_SLOTS, ahead + 1)
+    if budget is None:
+        return kind, ahead, Reserved(slots, producer.layout.bytes, producer.steps)
+    found = budget.reserve(epoch, slots)
+    return kind, min(ahead, found.slots - 1), found
+
+
 def start(
     producer: Producer,
     kind: str,
@@ -246,14 +265,8 @@ def start(
     epoch: int = 0,
 ) -> Pipeline:
     """An engine of a kind, under a pipeline; within a budget with slots for an epoch."""
-    if kind == "auto":
-        kind = "inline" if all(plain(filler) for filler in producer.fillers) and not producer.batch_ops else "process"
-    ahead = 1 if kind == "inline" else prefetch * processes
-    slots, size, within = max(FEWEST_SLOTS, ahead + 1), producer.layout.bytes, None
-    if budget is not None:
-        reserved = budget.reserve(epoch, slots)
-        slots, size, within = reserved.slots, reserved.size, (budget, reserved)
-        ahead = min(ahead, slots - 1)
+    kind, ahead, reserved = reserve(producer, kind, processes, prefetch, budget, epoch)
+    slots, size, within = reserved.slots, reserved.size, None if budget is None else (budget, reserved)
     if kind == "inline":
         return Pipeline(producer, InlineEngine(producer, slots, size), ahead, 1, trace, budget=within)
     if kind == "thread":

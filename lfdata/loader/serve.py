@@ -126,6 +126,9 @@ def main(arguments: list[str]) -> None:
     gc.freeze()
     deliver(Done(STARTED, 0))
     lanes = Lanes(producer, slots, deliver, number * LANES)
+    if producer.spec.exact and not number:
+        # Slots that are no larger than what comes: all of them will be filled.
+        threading.Thread(target=slots.touch, name="lfdata-touch", daemon=True).start()
     jobs = Receiver(connection, Job)
     poll = select.poll()
     poll.register(connection, select.POLLIN)

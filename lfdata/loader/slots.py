@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lfdata.errors import LimitError, StorageError
+from lfdata.loader.pages import ask_for_huge, touch
 
 ALIGN = 64
 PAGE = 4096
@@ -149,6 +150,11 @@ def _in_shared_memory(size: int) -> IO[bytes]:
     return file
 
 
+def mapped(count: int, size: int) -> int:
+    """Bytes of the mapping of so many slots of a size."""
+    return PAGE + count * aligned(max(1, size), PAGE)
+
+
 class Slots:
     """``count`` slots of ``size`` bytes and a first page for what lanes are doing.
 
@@ -158,7 +164,7 @@ class Slots:
 
     def __init__(self, count: int, size: int, descriptor: int | None = None, lanes: int = LANES) -> None:
         self.count, self.size = count, aligned(max(1, size), PAGE)
-        total = PAGE + self.count * self.size
+        total = mapped(count, size)
         if descriptor is None:
             left = available_memory()
             if total > left:
@@ -180,6 +186,8 @@ class Slots:
             self._file.close()
             reason = f"the loader's {count} slots of {self.size:,} bytes cannot be mapped: {error.strerror}. {ADVICE}"
             raise LimitError("memory", None, reason) from error
+        # Whether some of its pages may be huge.
+        self.huge = ask_for_huge(self._map, self.size)
         width = LANE_BYTES // 8
         self.lanes: NDArray[np.int64] = np.frombuffer(self._map, np.int64, lanes * width).reshape(lanes, width)
         # The last lane's place is nobody's: how many threads of a decoder may decode at a time (0: all).
@@ -204,6 +212,13 @@ class Slots:
     def buffer(self, number: int, kind: Any) -> Any:
         """One slot's memory as an instance of a ctypes array type of :attr:`size` bytes."""
         return kind.from_buffer(self._map, PAGE + number * self.size)
+
+    def touch(self) -> None:
+        """Have all memory there, slot by slot, before it is filled; where the system does not do that, it comes as it is filled."""
+        memory = self.memory()
+        for number in range(self.count):
+            if not touch(memory.ctypes.data + PAGE + number * self.size, self.size):
+                return
 
     def discard(self, numbers: Iterable[int]) -> None:
         """Give the memory of slots that nobody uses back, though others keep the mapping."""

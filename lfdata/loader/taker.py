@@ -10,12 +10,16 @@ import torch
 
 from lfdata.errors import OptionError
 from lfdata.loader.batch import Names, cut, maker
-from lfdata.loader.forecast import Forecast
+from lfdata.loader.forecast import Forecast, forecast
 from lfdata.loader.images import ImageFiller
-from lfdata.loader.pipeline import start, stop
+from lfdata.loader.pipeline import reserve, start, stop
 from lfdata.loader.produce import Producer
+<<<<<<< HEAD
 from lfdata.loader.slots import Slots
 from lfdata.loader.spec import DrawSpec, Spec
+=======
+from lfdata.loader.slots import Slots, mapped
+>>>>>>> h-b
 
 if TYPE_CHECKING:
     from lfdata.loader.loader import Loader
@@ -92,9 +96,26 @@ class Taker:
         if pipelines and pipelines[0].feedback is not None:
             pipelines[0].feedback.copied(seconds)
 
-    def forecast(self, batches: int) -> Forecast:
-        """Of the next batches."""
-        return self._loader.forecast(batches)
+    def forecast(self, batches: int, at: tuple[int, int] | None = None) -> Forecast:
+        """Of the next batches, or of those after some batches of an epoch."""
+        loader = self._loader
+        epoch, done = at or (loader._epoch, loader._done)
+        return forecast(loader._producer, epoch, done, batches, loader._accumulate, loader._cuts)
+
+    def length(self, epoch: int) -> int:
+        """Batches of an epoch."""
+        return self._loader._length(epoch)
+
+    def slots_of(self, epochs: Sequence[int]) -> list[int]:
+        """Bytes of the slots in each of some epochs, one after the other. Raises :class:`LimitError`: one is beyond the budget."""
+        loader, found = self._loader, []
+        kind, processes, prefetch, *_ = loader._options
+        budget, held = loader._budget, loader._pipelines[0].reserved if loader._pipelines else None
+        for epoch in epochs:
+            if held is None or (budget is not None and not budget.fits(epoch, held)):
+                *_, held = reserve(loader._producer, kind, processes, prefetch, budget, epoch)
+            found.append(mapped(held.slots, held.size))
+        return found
 
     # -- pictures decoded by somebody else -----------------------------------------------------------------------------
 
@@ -167,11 +188,6 @@ class Taker:
             stop(pipelines)
 
     # -- sizes --------------------------------------------------------------------------------------------------------
-
-    @property
-    def batches_left(self) -> int:
-        """Of the epoch."""
-        return max(0, len(self._loader) - self._loader._done)
 
     @property
     def rows(self) -> int:

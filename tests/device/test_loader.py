@@ -161,8 +161,8 @@ def test_a_bound_in_bytes(pictures: Path, late: Make) -> None:
 def test_a_batch_beyond_what_was_looked_at_makes_the_ring_grow(
     numbers: Path, late: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lfdata.device.transfer.ROWS_LOOKED_AT", 8)
-    monkeypatch.setattr("lfdata.device.transfer.ALIGN", 8)
+    monkeypatch.setattr("lfdata.device.forecast.ROWS_LOOKED_AT", 8)
+    monkeypatch.setattr("lfdata.device.forecast.ALIGN", 8)
     backend, options = late(0.001, 0.002), {"fields": ["ids"], "shuffle": "sequential", "where": None}
     lengths = [1 + row // 4 for row in range(64)]
     path = batchkit.write_numbers(numbers.parent / "longer", 64, lengths=lengths)
