@@ -31,22 +31,27 @@ class Sizes:
     """What becomes of a batch's bytes.
 
     Attributes:
-        ops: what is done to fields. beside: what a batch has of pictures that are still to be decoded, and that is not copied.
+        ops: what is done to fields. rows: shapes of their rows.
+        beside: what a batch has of pictures that are still to be decoded, and that is not copied.
     """
 
     ops: Mapping[str, Op]
-    beside: Collection[str] = ()
+    rows: Mapping[str, tuple[int, ...]]
+    beside: Collection[str]
+
+    @staticmethod
+    def of(taker: Taker, ops: Mapping[str, Op], beside: Collection[str]) -> Sizes:
+        """Of a loader's batches."""
+        declared = {name: taker.declared(name) for name in ops}
+        return Sizes(ops, {name: one[1] for name, one in declared.items() if one is not None}, beside)
 
     def device(self, found: Forecast) -> dict[str, Bytes]:
         """Of every tensor as it is handed out."""
         return {name: self._made(name, sizes) for name, sizes in found.bytes.items() if name not in self.beside}
 
     def _made(self, name: str, sizes: Bytes) -> Bytes:
-        op = self.ops.get(name)
-        if op is None:
-            return sizes
-        kinds, which = np.unique(sizes, return_inverse=True)
-        return np.array([op.bytes(int(one)) for one in kinds], np.int64)[which]
+        op, row = self.ops.get(name), self.rows.get(name)
+        return sizes if op is None or row is None else op.bytes(sizes, row)
 
     def place(self, found: Forecast) -> Bytes:
         """Of each batch's place."""
@@ -97,9 +102,9 @@ def on_device(
         zip(found.epoch.tolist(), found.batch.tolist(), place.tolist(), strict=True)
     ):
         if epoch != begun:
-            size, begun = max(size, sizes.largest(taker, epoch, batch)), epoch
+            size, begun = max(size, ring.roomy(sizes.largest(taker, epoch, batch))), epoch
         if needed > size:
-            size = int(needed * GROWTH)
+            size = ring.roomy(int(needed * GROWTH))
         rings[number] = size * ring.count(size)
     slots = _slots(found, taker)
     staged = np.maximum.accumulate(np.maximum(sizes.staging(found), staging)) if len(found) else rings

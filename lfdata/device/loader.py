@@ -130,7 +130,7 @@ class DeviceLoader:
         found, transfer = self.loader.forecast(batches), self._transfer
         if transfer is None:
             beside = () if self._decoding is None else self._decoding.beside
-            return on_host(found, self._taker, Sizes(self._ops, beside))
+            return on_host(found, self._taker, Sizes.of(self._taker, self._ops, beside))
         ahead, known = self._after or self._under_way, transfer.registered
         begun = self._taker.spot.epoch if ahead is not None and ahead.begun else None
         refused = known is not None and bool(known.refused)

@@ -15,6 +15,8 @@ from lfdata.errors import LimitError
 # Of a batch that needs more room than was reserved: so much is added to it, so that the next larger one does not come at once.
 GROWTH = 1.125
 FEWEST_PLACES = 2
+# Sizes of places are numbers of so many bits, and zeros: up to a sixteenth more than is needed.
+ROOM_BITS = 5
 
 
 @dataclass(eq=False, slots=True)
@@ -59,7 +61,7 @@ class Ring:
         """Have room for batches of ``size`` bytes. Places that are lent are replaced later."""
         if size <= self.size and self.places:
             return
-        self.size = max(self.size, size)
+        self.size = max(self.size, self.roomy(size))
         count = self.count(self.size)
         while self._free:
             self.places.remove(self._free.popleft())
@@ -67,6 +69,12 @@ class Ring:
             place = Place(self._backend.memory(self.size))
             self.places.append(place)
             self._free.append(place)
+
+    def roomy(self, size: int) -> int:
+        """A little more, so that another epoch's largest batch, which is seldom much larger, needs no other places; not at the cost of one."""
+        step = 1 << max(0, size.bit_length() - ROOM_BITS)
+        more = -(-size // step) * step
+        return more if self._most is None or self._most // more >= min(self._wanted, self._most // max(1, size)) else size
 
     def count(self, size: int) -> int:
         """How many places of a size there may be. Raises :class:`LimitError`."""

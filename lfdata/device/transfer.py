@@ -67,7 +67,7 @@ class Transfer:
     ) -> None:
         self._backend, self._taker, self.ring, self._ops = backend, taker, ring, dict(ops)
         self._decoding = decoding
-        self.sizes = Sizes(self._ops, () if decoding is None else decoding.beside)
+        self.sizes = Sizes.of(taker, self._ops, () if decoding is None else decoding.beside)
         self._staging: torch.Tensor | None = None
         self.registered: Registered | None = None
         # Host batches whose copies are not known to be done, with their slots: they must not be filled anew.
@@ -104,29 +104,10 @@ class Transfer:
         spot = self._taker.spot
         self.ring.reserve(self.sizes.largest(self._taker, spot.epoch, spot.done))
 
-<<<<<<< HEAD
-    def _largest(self) -> int:
-        loader, left = self._taker, ROWS_LOOKED_AT // max(1, self._taker.rows)
-        found = loader.forecast(1)
-        beside = self._decoding.beside if self._decoding is not None else ()
-        if any(name.endswith(OFFSETS) for name in found.bytes if name not in beside):
-            found = loader.forecast(max(1, min(loader.batches_left, left)))
-        return self._most(found)
-
-    def _most(self, found: Forecast) -> int:
-        total = np.zeros(len(found), np.int64)
-        for name, sizes in found.bytes.items():
-            if self._decoding is not None and name in self._decoding.beside:
-                continue
-            op, declared = self._ops.get(name), self._taker.declared(name)
-            total += -(-(sizes if op is None or declared is None else op.bytes(sizes, declared[1])) // ALIGN) * ALIGN
-        return int(total.max(initial=0))
-=======
     @property
     def staging(self) -> int:
         """Bytes of what operations work from."""
         return 0 if self._staging is None else self._staging.numel()
->>>>>>> h-b
 
     # -- copies -------------------------------------------------------------------------------------------------------
 

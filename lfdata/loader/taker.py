@@ -14,12 +14,8 @@ from lfdata.loader.forecast import Forecast, forecast
 from lfdata.loader.images import ImageFiller
 from lfdata.loader.pipeline import reserve, start, stop
 from lfdata.loader.produce import Producer
-<<<<<<< HEAD
-from lfdata.loader.slots import Slots
-from lfdata.loader.spec import DrawSpec, Spec
-=======
 from lfdata.loader.slots import Slots, mapped
->>>>>>> h-b
+from lfdata.loader.spec import DrawSpec, Spec
 
 if TYPE_CHECKING:
     from lfdata.loader.loader import Loader

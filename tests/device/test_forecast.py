@@ -15,7 +15,7 @@ from latedevice import LateBackend
 
 import lfdata.transforms as T
 from lfdata import DeviceLoader, Loader
-from lfdata.device import Images
+from lfdata.device import Images, ring
 from lfdata.device.forecast import aligned
 from lfdata.errors import LimitError
 from lfdata.loader.slots import PAGE
@@ -118,8 +118,10 @@ def test_every_byte_of_three_shuffled_epochs(complete: Path, late: Make, how: st
     loader.close()
 
 
-def test_what_is_reserved_is_what_there_is(complete: Path, late: Make) -> None:
-    """Of the epoch that is under way, and of the next, whose largest batch is larger."""
+@pytest.mark.parametrize("bits", [5, 64], ids=["room", "none"])
+def test_what_is_reserved_is_what_there_is(complete: Path, late: Make, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the epoch that is under way, and of the next, whose largest batch is larger: by little, for which there is room."""
+    monkeypatch.setattr(ring, "ROOM_BITS", bits)
     backend = late()
     loader = make(complete, backend, max_bytes=130_000)
     told = loader.forecast(EPOCHS * len(loader))
@@ -134,7 +136,8 @@ def test_what_is_reserved_is_what_there_is(complete: Path, late: Make) -> None:
                 assert found["device"]["staging"] == reserved["staging"]
                 if number > 4:
                     assert found["device"]["bytes"] == reserved["ring"]
-    assert len(set(told.reserved["ring"].tolist())) > 1 and len(set(told.reserved["slots"].tolist())) > 1
+    assert len(set(told.reserved["ring"].tolist())) == (1 if bits == 5 else 2)
+    assert len(set(told.reserved["slots"].tolist())) > 1 and loader.stats()["device"]["grown"] == 0
     loader.close()
 
 

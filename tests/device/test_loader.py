@@ -144,7 +144,7 @@ def test_a_bound_in_bytes(pictures: Path, late: Make) -> None:
     loader = on(Loader(pictures, 8, PICTURES), backend)
     found: list[str] = []
     consumed(loader, backend, found)
-    size = loader.stats()["device"]["place_bytes"]
+    size = int(loader.forecast(1).place[0])
     loader.close()
     bounded = on(Loader(pictures, 8, PICTURES), backend, ahead=4, max_bytes=2 * size)
     again: list[str] = []
