@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lfdata.errors import LimitError, OptionError, StateError
+from lfdata.errors import BudgetError, OptionError, StateError
 from lfdata.loader.places import Sizes, ragged_bytes
 from lfdata.loader.plan import Work
 from lfdata.loader.produce import Producer
@@ -146,7 +146,7 @@ class Budget:
             raise OptionError("over='split' needs static=True: every rank must have a row for each part of a batch")
 
     def epoch(self, number: int) -> Epoch:
-        """What an epoch needs. Raises :class:`LimitError` where that is beyond the budget."""
+        """What an epoch needs. Raises :class:`BudgetError` where that is beyond the budget."""
         found = self._kept.get(number)
         if found is None:
             found = self._look(number)
@@ -166,7 +166,7 @@ class Budget:
         """Whether all steps of an epoch fit into such slots. One that is beyond the budget does not; :meth:`epoch` says why."""
         try:
             return self.epoch(epoch).slot(reserved.steps) <= reserved.size
-        except LimitError:
+        except BudgetError:
             return False
 
     def state(self, epoch: int, done: int) -> tuple[int, dict[str, int]]:
@@ -221,7 +221,7 @@ class Budget:
                 largest = max(largest, *(chunk.size(begin + one.low, begin + one.high) for one in pieces))
                 cut[first + step], sizes[first + step] = tuple(pieces), 0
         if worst.bytes:
-            raise LimitError("memory", None, self._beyond(epoch, worst))
+            raise BudgetError("memory", None, self._beyond(epoch, worst))
         return Epoch.of(sizes, cut, largest, self._accumulate)
 
     def _beyond(self, epoch: int, worst: Largest) -> str:
@@ -285,11 +285,11 @@ class _Chunk:
         return bounds
 
     def check_rows(self) -> None:
-        """Raise :class:`LimitError` for a row that is beyond the share alone."""
+        """Raise :class:`BudgetError` for a row that is beyond the share alone."""
         rows = np.arange(len(self._work.positions))
         alone = self._budget._sizes.of(np.ones_like(rows), [np.diff(sums) for sums in self._sums])
         if (alone > self._budget.share).any():
-            raise LimitError("memory", None, self._too_large(int(alone.argmax())))
+            raise BudgetError("memory", None, self._too_large(int(alone.argmax())))
 
     def _too_large(self, row: int) -> str:
         producer, work, what = self._budget._producer, self._work, "sample"

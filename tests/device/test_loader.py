@@ -158,6 +158,27 @@ def test_a_bound_in_bytes(pictures: Path, late: Make) -> None:
     small.close()
 
 
+def test_a_later_epoch_beyond_the_bound_is_told_after_the_batches_before_it(sets: Path, late: Make) -> None:
+    """Though room for it is reserved while some of those are still ahead."""
+    path = batchkit.write_numbers(sets / "uneven", 60, lengths=[1 + number * 37 % 900 for number in range(60)])
+    options: dict[str, Any] = {"fields": ["ids"], "seed": 1, "engine": "inline"}
+    loader = on(Loader(path, 5, **options), late())
+    told = loader.forecast(12 * 8)
+    largest = [int(told.place[told.epoch == epoch].max()) for epoch in range(8)]
+    worse = next(epoch for epoch, size in enumerate(largest) if size > largest[0])
+    loader.close()
+    backend, found = late(), list[str]()
+    plain = batchkit.digests(Loader(path, 5, **options), worse)
+    bounded = on(Loader(path, 5, **options), backend, ahead=4, max_bytes=2 * max(largest[:worse]))
+    for _ in range(worse):
+        consumed(bounded, backend, found)
+    backend.consumer_stream.finish()
+    assert found == plain and bounded.state_dict()["epoch"] == worse
+    with pytest.raises(LimitError, match="do not hold 2 batches"):
+        next(iter(bounded))
+    bounded.close()
+
+
 def test_a_batch_beyond_what_was_looked_at_makes_the_ring_grow(
     numbers: Path, late: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,7 +349,7 @@ def test_a_refused_registration_is_told_and_changes_nothing_else(pictures: Path,
     plain = batchkit.digests(Loader(pictures, 8, PICTURES))
     backend = late(0.002, refuse="no more locked memory")
     loader, found = on(Loader(pictures, 8, PICTURES), backend), list[str]()
-    with pytest.warns(RegistrationWarning, match=r"no more locked memory.*ulimit -l"):
+    with pytest.warns(RegistrationWarning, match=r"no more locked memory.*ulimit -l.*raise it.*memlock"):
         consumed(loader, backend, found)
     backend.consumer_stream.finish()
     stats = loader.stats()["device"]
@@ -389,7 +410,9 @@ def test_on_the_cpu_these_are_the_loaders_batches(pictures: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_an_error_only_if_it_is_asked_for(pictures: Path) -> None:
-    with pytest.raises(DeviceError, match="finds no GPU"):
+    with pytest.raises(
+        DeviceError, match=r"device 'cuda' was asked for.*finds no GPU\. Use device='cpu', or look with nvidia-smi"
+    ):
         DeviceLoader(Loader(pictures, 8, PICTURES))
     DeviceLoader(Loader(pictures, 8, PICTURES), "cpu").close()
 
