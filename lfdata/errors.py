@@ -68,6 +68,10 @@ class LimitError(FormatError):
     """A value beyond a limit of the reader: refused before anything is allocated."""
 
 
+class BudgetError(LimitError):
+    """An epoch needs more than ``Loader(max_bytes=)`` allows: told before its first step, on every rank alike."""
+
+
 class ChangedError(FormatError):
     """A file replaced or modified under a running reader."""
 

@@ -43,7 +43,8 @@ def run(config: Path, overrides: tuple[str, ...], check: bool) -> None:
         result = runtime.run()
     except LfdataError as error:
         rank = os.environ.get("RANK")
-        click.echo(f"lftrain: {f'rank {rank}: ' if rank else ''}{type(error).__name__}: {error}", err=True)
+        told = ". ".join([str(error), *getattr(error, "__notes__", ())])
+        click.echo(f"lftrain: {f'rank {rank}: ' if rank else ''}{type(error).__name__}: {told}", err=True)
         if isinstance(error, PeerError):
             # What is left of the group would wait for those that are gone.
             sys.stderr.flush()

@@ -33,8 +33,11 @@ class Ahead:
     def fill(self, most: int) -> None:
         """Be so many batches ahead, as far as that can be had without waiting for anybody."""
         if not self.begun:
-            self._transfer.reserve()
             self.begun = True
+            try:
+                self._transfer.reserve()
+            except Exception as error:
+                self._failed(error)
         while not self._over and len(self._queue) < most and self._can_take():
             self._take()
 

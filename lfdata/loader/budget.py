@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lfdata.errors import LimitError, OptionError, StateError
+from lfdata.errors import BudgetError, OptionError, StateError
 from lfdata.loader.places import Sizes, ragged_bytes
 from lfdata.loader.plan import Work
 from lfdata.loader.produce import Producer
@@ -150,7 +150,7 @@ class Budget:
         return Budget(producer, self._most, self._over, self._accumulate)
 
     def epoch(self, number: int) -> Epoch:
-        """What an epoch needs. Raises :class:`LimitError` where that is beyond the budget."""
+        """What an epoch needs. Raises :class:`BudgetError` where that is beyond the budget."""
         found = self._kept.get(number)
         if found is None:
             found = self._look(number)
@@ -170,7 +170,7 @@ class Budget:
         """Whether all steps of an epoch fit into such slots. One that is beyond the budget does not; :meth:`epoch` says why."""
         try:
             return self.epoch(epoch).slot(reserved.steps) <= reserved.size
-        except LimitError:
+        except BudgetError:
             return False
 
     def state(self, epoch: int, done: int) -> tuple[int, dict[str, int]]:
@@ -225,7 +225,7 @@ class Budget:
                 largest = max(largest, *(chunk.size(begin + one.low, begin + one.high) for one in pieces))
                 cut[first + step], sizes[first + step] = tuple(pieces), 0
         if worst.bytes:
-            raise LimitError("memory", None, self._beyond(epoch, worst))
+            raise BudgetError("memory", None, self._beyond(epoch, worst))
         return Epoch.of(sizes, cut, largest, self._accumulate)
 
     def _beyond(self, epoch: int, worst: Largest) -> str:
@@ -289,11 +289,11 @@ class _Chunk:
         return bounds
 
     def check_rows(self) -> None:
-        """Raise :class:`LimitError` for a row that is beyond the share alone."""
+        """Raise :class:`BudgetError` for a row that is beyond the share alone."""
         rows = np.arange(len(self._work.positions))
         alone = self._budget._sizes.of(np.ones_like(rows), [np.diff(sums) for sums in self._sums])
         if (alone > self._budget.share).any():
-            raise LimitError("memory", None, self._too_large(int(alone.argmax())))
+            raise BudgetError("memory", None, self._too_large(int(alone.argmax())))
 
     def _too_large(self, row: int) -> str:
         producer, work, what = self._budget._producer, self._work, "sample"

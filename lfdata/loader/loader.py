@@ -296,7 +296,7 @@ class Loader:
         taken. Ends any iteration that is under way."""
         if self._loaded:
             self._move(self._epoch, self._done, loaded=True)
-        elif self._done >= len(self) > 0:
+        elif self._done and self._done >= len(self) > 0:
             self._move(self._epoch + 1, 0, loaded=False)
         else:
             self._move(self._epoch, 0, loaded=False)

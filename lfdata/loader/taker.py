@@ -68,7 +68,7 @@ class Taker:
     def go_back(self, spot: Spot, end: bool) -> None:
         """Put the loader where its consumer is; ``end``: and end its decoders, unless the consumer has the whole epoch."""
         loader = self._loader
-        whole = spot.done >= loader._length(spot.epoch) and not spot.loaded
+        whole = not spot.loaded and 0 < spot.done >= loader._length(spot.epoch)
         if end and not whole:
             stop(loader._pipelines)
         if whole:

@@ -117,7 +117,9 @@ def _device(asked: str, local: int) -> torch.device:
     if asked == "cpu" or (asked == "auto" and not there):
         return torch.device("cpu")
     if not there:
-        raise ConfigError("run.device is cuda and torch sees no GPU: 'lftrain doctor' says why")
+        raise ConfigError(
+            'run.device is "cuda" and torch sees no GPU: set run.device = "cpu" or "auto", or see what "lftrain doctor" says of the driver'
+        )
     if local >= there:
         raise ConfigError(
             f'rank {local} of this machine has no GPU: there are {there}. Start fewer ranks, or set run.device = "cpu"'

@@ -69,11 +69,15 @@ class Feed:
         self._epoch: Iterator[Batch] | None = None
         self._number = 0
         self._ahead: Step | None = None
+        self._failed: Exception | None = None
         moved = device.type == "cuda" and not isinstance(loader, DeviceLoader)
         self._side = torch.cuda.Stream(device) if moved else None
 
     def next(self) -> Step:
-        """The next step; waits for the loader. On a GPU its copies may still be under way: see :meth:`arrive`."""
+        """The next step; waits for the loader. On a GPU its copies may still be under way: see :meth:`arrive`. Raises what making it raises."""
+        if self._failed is not None:
+            error, self._failed = self._failed, None
+            raise error
         step, self._ahead = self._ahead, None
         return step if step is not None else self._take()
 
@@ -94,13 +98,16 @@ class Feed:
 
     def look_ahead(self) -> None:
         """Take and copy the step after, while the device works on this one. Does nothing on CPU, where that would only hold memory, and for a
-        :class:`lfdata.DeviceLoader`, which does it itself."""
-        if self._side is not None and self._ahead is None:
-            self._ahead = self._take()
+        :class:`lfdata.DeviceLoader`, which does it itself. An error in it is raised by :meth:`next`, in its turn."""
+        if self._side is not None and self._ahead is None and self._failed is None:
+            try:
+                self._ahead = self._take()
+            except Exception as error:
+                self._failed = error
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a step's ``state``."""
-        self._epoch, self._ahead = None, None
+        self._epoch, self._ahead, self._failed = None, None, None
         self._loader.load_state_dict(state)
         self._number = int(state.get("epoch", 0))
 

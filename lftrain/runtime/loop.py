@@ -12,6 +12,7 @@ import msgspec
 import torch
 from torch import nn
 
+from lfdata.errors import BudgetError
 from lftrain.comm.checksum import compare
 from lftrain.comm.ddp import Parallel
 from lftrain.comm.group import Group, join
@@ -126,17 +127,23 @@ class Runtime:
         """Train until ``run.steps`` or a signal, from the newest checkpoint on. Can be called once.
 
         Raises:
-            NonFiniteError, DivergenceError, CheckpointError, PeerError, and whatever loader, model and loss raise.
+            NonFiniteError, DivergenceError, CheckpointError, PeerError, and whatever loader, model and loss raise. Before
+                :class:`lfdata.errors.BudgetError` (an epoch is beyond the loader's ``max_bytes``) a checkpoint is written.
         """
         signals = self._catch_signals()
         pulse = Pulse(self.group, self.options.run.peer_seconds)
         try:
             self._begin()
-            while self.step < self.options.run.steps and not self.watch.stop:
-                pulse.note(self.step, "step")
-                self._one()
-                pulse.note(self.step, "checkpoint or evaluation")
-                self._after()
+            try:
+                while self.step < self.options.run.steps and not self.watch.stop:
+                    pulse.note(self.step, "step")
+                    self._one()
+                    pulse.note(self.step, "checkpoint or evaluation")
+                    self._after()
+            except BudgetError as error:
+                pulse.note(self.step, "checkpoint")
+                self._keep(error)
+                raise
             self._end()
         except Exception as error:
             others = self.group.world > 1 and is_collective_error(error)
@@ -261,6 +268,14 @@ class Runtime:
             export(self.model, self.folder / "model.safetensors", self.step)
         finished = self.step >= self.options.run.steps
         self.records.write("end", self.step, finished=finished, loss=self.watch.loss, held_out=self.held_out_loss)
+
+    def _keep(self, error: BudgetError) -> None:
+        """An epoch does not fit into the loader's budget, which all ranks learn at the same step: nothing of the run so far is lost."""
+        self.watch.drain()
+        if self.step and self.checkpoints.last != self.step:
+            self._save()
+        self.checkpoints.wait()
+        error.add_note(f"What was trained is kept: with a larger max_bytes the run goes on from step {self.step}")
 
     def _close(self, signals: dict[int, Any]) -> None:
         self.trace.close()

@@ -158,6 +158,25 @@ def test_a_bound_in_bytes(pictures: Path, late: Make) -> None:
     small.close()
 
 
+def test_a_later_epoch_beyond_the_bound_is_told_after_the_batches_before_it(sets: Path, late: Make) -> None:
+    """Though room for it is reserved while some of those are still ahead: a long row that the first epoch leaves out."""
+    options: dict[str, Any] = {"fields": ["ids"], "seed": 1, "engine": "inline"}
+    order = Loader(batchkit.write_numbers(sets / "short", 38), 8, **options)
+    epochs = [{index for batch in order for index in batch["__index__"].tolist()} for _ in range(2)]
+    large = min(epochs[1] - epochs[0])
+    path = batchkit.write_numbers(sets / "one-long", 38, lengths=[5000 if number == large else 5 for number in range(38)])
+    plain = batchkit.digests(Loader(path, 8, **options))
+    backend, found = late(), list[str]()
+    bounded = on(Loader(path, 8, **options), backend, ahead=4, max_bytes=8192)
+    consumed(bounded, backend, found)
+    backend.consumer_stream.finish()
+    assert found == plain and len(found) == 4 and bounded.state_dict()["epoch"] == 1
+    assert bounded.stats()["device"]["places"] > 3
+    with pytest.raises(LimitError, match="do not hold 2 batches"):
+        next(iter(bounded))
+    bounded.close()
+
+
 def test_a_batch_beyond_what_was_looked_at_makes_the_ring_grow(
     numbers: Path, late: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,7 +347,7 @@ def test_a_refused_registration_is_told_and_changes_nothing_else(pictures: Path,
     plain = batchkit.digests(Loader(pictures, 8, PICTURES))
     backend = late(0.002, refuse="no more locked memory")
     loader, found = on(Loader(pictures, 8, PICTURES), backend), list[str]()
-    with pytest.warns(RegistrationWarning, match=r"no more locked memory.*ulimit -l"):
+    with pytest.warns(RegistrationWarning, match=r"no more locked memory.*ulimit -l.*raise it.*memlock"):
         consumed(loader, backend, found)
     backend.consumer_stream.finish()
     stats = loader.stats()["device"]
@@ -389,7 +408,9 @@ def test_on_the_cpu_these_are_the_loaders_batches(pictures: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_an_error_only_if_it_is_asked_for(pictures: Path) -> None:
-    with pytest.raises(DeviceError, match="finds no GPU"):
+    with pytest.raises(
+        DeviceError, match=r"device 'cuda' was asked for.*finds no GPU\. Use device='cpu', or look with nvidia-smi"
+    ):
         DeviceLoader(Loader(pictures, 8, PICTURES))
     DeviceLoader(Loader(pictures, 8, PICTURES), "cpu").close()
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,14 @@ import pytest
 import torch
 import trainkit
 from click.testing import CliRunner, Result
+from latedevice import LateBackend
 from torch import nn
 
-from lftrain import ActivationOptions
+from lfdata import DeviceLoader
+from lfdata.errors import BudgetError
+from lfdata.loader.budget import FEWEST_SLOTS
+from lfdata.loader.slots import PAGE
+from lftrain import ActivationOptions, CheckpointOptions
 from lftrain.cli import main
 from lftrain.comm.group import Group
 from lftrain.errors import ConfigError
@@ -119,3 +127,129 @@ def test_layers_that_wait_for_other_ranks_are_refused_where_ranks_cut_alone(
     with pytest.raises(ConfigError, match="SyncBatchNorm waits for the other ranks"):
         runtime._admission(1.0)
     runtime.close()
+
+
+# -- an epoch beyond the budget -------------------------------------------------------------------------------------------
+
+
+def rows(path: Path, count: int = 64) -> Path:
+    chance = random.Random(4)
+    return trainkit.write_lengths(path, [chance.randrange(20, 3000) for _ in range(count)])
+
+
+def needs(data: Path, **options: Any) -> list[int]:
+    """Budgets with which each of the first epochs just fits."""
+    found = []
+    for epoch in range(12):
+        loader = trainkit.make_loader(data, max_bytes="1GiB", **options)
+        found.append(PAGE + FEWEST_SLOTS * -(-loader._budget.epoch(epoch).slot(1) // PAGE) * PAGE)  # type: ignore[union-attr]
+    return found
+
+
+class Trained:
+    """A run, or its rest: samples of each step, what the parameters are then, and how it ended."""
+
+    def __init__(self, folder: Path, loader: Any, steps: int, every: int = 0, before: Any = None) -> None:
+        self.seen: list[list[int]] = []
+        self.error: BudgetError | None = None
+
+        def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
+            if before is not None:
+                before()
+            self.seen.append(batch["__index__"].tolist())
+            return trainkit.ragged_loss(model, batch)
+
+        model = trainkit.make_ragged_model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        chosen = trainkit.options(folder, steps, checkpoint=CheckpointOptions(every=every))
+        self.runtime = Runtime(model, loss, loader, optimizer, chosen)
+        try:
+            self.runtime.run()
+        except BudgetError as error:
+            self.error = error
+        finally:
+            loader.close()
+        self.bits = trainkit.bits(model)
+
+
+@pytest.mark.parametrize("every", [0, 3])
+@pytest.mark.parametrize("how", ["loader", "device", "on its way"])
+def test_a_later_epoch_beyond_the_budget_costs_nothing(tmp_path: Path, every: int, how: str) -> None:
+    """A checkpoint of the step before it, then the error; with a larger budget the run goes on as if nothing had been."""
+    data = rows(tmp_path / "d")
+    least = needs(data)
+    worse = next(epoch for epoch, need in enumerate(least) if need > least[0])
+    small, enough, steps = max(least[:worse]), max(least), 8 * (worse + 2) + 3
+    backend = LateBackend()
+
+    def loader(budget: int) -> Any:
+        made = trainkit.make_loader(data, max_bytes=budget)
+        if how == "loader":
+            return made
+        return DeviceLoader(made, "cpu") if how == "device" else DeviceLoader(made, ahead=3, _backend=backend)
+
+    def train(folder: str, budget: int) -> Trained:
+        return Trained(tmp_path / folder, loader(budget), steps, every, backend.copies.finish)
+
+    whole = train("whole", enough)
+    assert whole.error is None and len(whole.seen) == steps
+    for _ in range(2):
+        first = train("run", small)
+        assert first.error is not None and f"of epoch {worse} takes" in str(first.error)
+        assert f"goes on from step {8 * worse}" in " ".join(first.error.__notes__)
+        kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if path.is_dir())
+        assert (
+            kept[-1] == f"step-{8 * worse:08d}"
+            and (tmp_path / "run" / "checkpoints" / "latest").read_text().strip() == kept[-1]
+        )
+        # The second time it ends at once.
+        assert first.seen in (whole.seen[: 8 * worse], [])
+    rest = train("run", enough)
+    assert rest.error is None and rest.seen == whole.seen[8 * worse :]
+    assert rest.bits == whole.bits
+    backend.end()
+
+
+def test_a_sample_beyond_the_share_that_comes_in_a_later_epoch(tmp_path: Path) -> None:
+    """In parts, too: the epochs before leave it out, since they are no whole number of batches."""
+    plain = trainkit.make_loader(rows(tmp_path / "plain", 15))
+    epochs = [set(itertools.chain(*(batch["__index__"].tolist() for batch in plain))) for _ in range(4)]
+    large = next(iter(epochs[2] - epochs[0] - epochs[1]))
+    data = trainkit.write_lengths(tmp_path / "d", [9000 if number == large else 300 for number in range(15)])
+
+    def train(folder: str, budget: int) -> Trained:
+        backend = LateBackend()
+        loader = DeviceLoader(trainkit.make_loader(data, max_bytes=budget, over="split"), ahead=2, _backend=backend)
+        try:
+            return Trained(tmp_path / folder, loader, 4, before=backend.copies.finish)
+        finally:
+            backend.end()
+
+    first = train("run", 30_000)
+    assert first.error is not None and f"key b'point-{large}'" in str(first.error) and "epoch" not in str(first.error)
+    assert {index for batch in first.seen for index in batch} == epochs[0] | epochs[1]
+    assert (tmp_path / "run" / "checkpoints" / "latest").read_text().strip() == "step-00000002"
+    rest = train("run", 200_000)
+    assert rest.error is None and [set(batch) for batch in rest.seen] == epochs[2:]
+
+
+def test_the_command_says_from_where_it_goes_on(config: Path) -> None:
+    """Until it is done, with the budget that the error asks for."""
+    rows(config.parent / "more")
+    more, budget, went_on = ("data.path=more", "run.steps=90"), 65536, list[int]()
+    for _ in range(20):
+        done = run(config, *more, f"data.max_bytes={budget}")
+        if done.exit_code == 0:
+            break
+        found = re.search(
+            r"BudgetError: .*more: step \d of epoch (\d+) takes .*Raise max_bytes to ([\d,]+), lower", done.output
+        )
+        assert done.exit_code == 1 and found, done.output
+        epoch, budget = int(found[1]), int(found[2].replace(",", ""))
+        if epoch:
+            assert f"with a larger max_bytes the run goes on from step {8 * epoch}" in done.output
+            went_on.append(8 * epoch)
+    assert done.exit_code == 0 and went_on == sorted(set(went_on)) and went_on
+    assert [line["step"] for line in lines(config, "run", "step")] == list(range(1, 91))
+    resumed = [line["step"] for line in lines(config, "run", "event") if line["name"] == "resume"]
+    assert resumed == went_on

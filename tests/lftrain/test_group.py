@@ -13,7 +13,9 @@ import weakref
 import pytest
 import torch
 
-from lftrain.comm.group import Group
+from lftrain import RunOptions
+from lftrain.comm.group import Group, join
+from lftrain.errors import ConfigError
 
 # About a second of hashing.
 ROUNDS = 3_000_000
@@ -57,3 +59,21 @@ def test_leaving_waits_for_a_thread_of_gloo_that_was_not_given_a_processor_yet()
     group.leave()
     assert done == ["thread"]
     thread.join()
+
+
+@pytest.mark.parametrize(
+    ("there", "local", "told"),
+    [
+        (0, 0, r'run\.device is "cuda" and torch sees no GPU: set run\.device = "cpu" or "auto"'),
+        (2, 2, r'rank 2 of this machine has no GPU: there are 2\. Start fewer ranks, or set run\.device = "cpu"'),
+    ],
+)
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch, there: int, local: int, told: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    monkeypatch.setenv("LOCAL_RANK", str(local))
+    with pytest.raises(ConfigError, match=told):
+        join(RunOptions(folder="none", steps=1, device="cuda"))
+    assert join(RunOptions(folder="none", steps=1, device="cpu")).device.type == "cpu"
+    if not there:
+        assert join(RunOptions(folder="none", steps=1, device="auto")).device.type == "cpu"

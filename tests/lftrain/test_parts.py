@@ -15,6 +15,9 @@ import runkit
 import torch
 import trainkit
 
+from lfdata.loader.budget import FEWEST_SLOTS
+from lfdata.loader.slots import PAGE
+
 pytestmark = pytest.mark.slow
 
 # A share of a page: 1024 numbers, less what is known of the rows.
@@ -86,6 +89,32 @@ def test_kill_9_between_parts_ends_in_the_same_bits(lengths: Path, tmp_path: Pat
         assert len(again[rank]["seen"]) < len(found["seen"]), "it began anew"
         assert [one["bits"] for one in again] == [one["bits"] for one in whole]
         assert samples(again[rank]) == samples(found)[-len(samples(again[rank])) :]
+
+
+def test_an_epoch_beyond_the_budget_ends_all_ranks_after_a_checkpoint(tmp_path: Path) -> None:
+    """And they go on from it with a larger budget, sample by sample."""
+
+    chance = random.Random(4)
+    data = trainkit.write_lengths(tmp_path / "rows", [chance.randrange(20, 3000) for _ in range(64)])
+
+    def least(epoch: int) -> int:
+        # What the largest rank needs: that of the error.
+        loader = trainkit.make_loader(data, max_bytes="1GiB", rank=0, world_size=2)
+        other = trainkit.make_loader(data, max_bytes="1GiB", rank=1, world_size=2)
+        size = max(one._budget.epoch(epoch).slot(1) for one in (loader, other))  # type: ignore[union-attr]
+        return PAGE + FEWEST_SLOTS * -(-size // PAGE) * PAGE
+
+    needed = [least(epoch) for epoch in range(30)]
+    worse = next(epoch for epoch, need in enumerate(needed) if need > needed[0])
+    told: dict[str, Any] = {"ragged": True, "steps": 8 * worse + 5}
+    whole = runkit.run(tmp_path / "whole", data, 2, **told)
+    small, large = {"max_bytes": max(needed[:worse])}, {"max_bytes": max(needed[: worse + 1])}
+    ended = runkit.run(tmp_path / "run", data, 2, fails=True, **told, loader=small)
+    assert [one["error"] for one in ended] == ["BudgetError"] * 2
+    assert [one["seen"] for one in ended] == [one["seen"][: 8 * worse] for one in whole]
+    rest = runkit.run(tmp_path / "run", data, 2, **told, loader=large)
+    assert [one["seen"] for one in rest] == [one["seen"][8 * worse :] for one in whole]
+    assert [one["bits"] for one in rest] == [one["bits"] for one in whole]
 
 
 def test_inf_in_one_part_makes_all_skip_the_step_and_names_the_samples_of_the_part(lengths: Path, tmp_path: Path) -> None:

@@ -112,6 +112,21 @@ def forks_and_is_slow(value: Any) -> np.ndarray:
     return slow(value)
 
 
+def one_more_on_five(value: Any) -> np.ndarray:
+    """For Map: not the shape that was declared."""
+    return np.array([int(value)] * (2 if int(value) == 5 else 1), np.int64)
+
+
+def narrower_on_five(value: Any) -> np.ndarray:
+    """For Map: not the dtype."""
+    return np.array([int(value)], np.int32 if int(value) == 5 else np.int64)
+
+
+def cut(pixels: np.ndarray) -> np.ndarray:
+    """For Map: a row of pixels less."""
+    return pixels[1:]
+
+
 class NoText(Exception):
     """Fails once more when it is told."""
 

@@ -13,7 +13,7 @@ import pytest
 from batchkit import BAD_HOW, digest, digests, epoch_of, indices, same, write_numbers
 
 import lfdata.transforms as T
-from lfdata import Loader, ShardDataset
+from lfdata import DeviceLoader, Loader, ShardDataset
 from lfdata.errors import BadSamplesError, CorruptError, FormatError, OptionError, SampleError, StorageError
 
 FIELDS: dict[str, Any] = {"image": [T.RandomResizedCrop(16)], "label": None}
@@ -271,6 +271,46 @@ def test_a_function_that_would_end_the_program_fails_for_its_sample(
     (event,) = loader.stats()["events"]
     assert (event.index, event.key, event.field) == (5, b"0-5", "label") and raised in event.reason
     loader.close()
+
+
+@pytest.mark.parametrize("options", ENGINES, ids=lambda options: options["engine"])
+@pytest.mark.parametrize(
+    ("function", "gave"),
+    [("one_more_on_five", r"int64 of shape \(2,\)"), ("narrower_on_five", r"int32 of shape \(1,\)")],
+)
+def test_a_function_that_breaks_what_was_declared(tmp_path: Path, options: dict[str, Any], function: str, gave: str) -> None:
+    """The error names data set, shard, index, key and field; the batches before it come, and by policy the rest."""
+    path = write_numbers(tmp_path / "d", 12)
+    fields = {"label": [T.Map(f"mapkit:{function}", (1,), "int64")]}
+    shard = ShardDataset(path).shard_name(5)
+    told = (
+        rf"{path}/{shard}, index 5: key '0-5': field 'label': mapkit:{function} gave {gave}; declared is int64 of shape \(1,\)"
+    )
+    for wrapped in (False, True):
+        loader: Any = Loader(path, 2, fields, shuffle="sequential", **options)
+        loader = DeviceLoader(loader, "cpu") if wrapped else loader
+        seen: list[int] = []
+        with pytest.raises(SampleError, match=told):
+            for batch in loader:
+                assert batch["label"][:, 0].tolist() == batch["__index__"].tolist()
+                seen += batch["__index__"].tolist()
+        assert seen == [0, 1, 2, 3]
+        loader.close()
+    loader = Loader(path, 2, fields, shuffle="sequential", bad_samples="mask", **options, **BAD_HOW)
+    good = [(batch["label"][:, 0][batch["__mask__"]].tolist()) for batch in loader]
+    assert list(itertools.chain(*good)) == [number for number in range(12) if number != 5]
+    (event,) = loader.stats()["events"]
+    assert (event.index, event.key, event.field) == (5, b"0-5", "label")
+    loader.close()
+
+
+def test_a_function_of_pictures_that_breaks_what_was_declared(pictures: Path) -> None:
+    fields = {"image": [T.CenterCrop(8), T.Map("mapkit:cut", (8, 8, 3), "uint8")]}
+    told = (
+        r"index 0: key 'p0': field 'image': mapkit:cut gave uint8 of shape \(7, 8, 3\); declared is uint8 of shape \(8, 8, 3\)"
+    )
+    with pytest.raises(SampleError, match=told):
+        list(Loader(pictures, 8, fields, shuffle="sequential", engine="thread"))
 
 
 def test_a_function_of_pictures_that_would_end_the_program(pictures: Path) -> None:
