@@ -112,10 +112,10 @@ def webdataset(setting: Setting, batch: int, workers: int) -> Arm:
             writer.write({"__key__": f"{index:08d}", "cls": index, "jpg": found})
     tars = sorted(str(path) for path in folder.glob("*.tar"))
     dataset = (
-        wds.WebDataset(tars, shardshuffle=len(tars), seed=0, empty_check=False, workersplitter=wds.split_by_worker)
+        # Without end: a worker's share of an epoch may be less than a batch.
+        wds.WebDataset(tars, resampled=True, seed=0, empty_check=False, shardshuffle=False)
         .shuffle(SHUFFLED)
         .map(Sample(setting.side))
-        .repeat()
         .batched(batch, partial=False)
     )
     # A worker without a tar would wait for ever.
