@@ -18,7 +18,9 @@ def spread(figure: dict[str, Any] | None, form: str, times: float = 1.0) -> str:
 FEED: Columns = {
     "ms a step": lambda found: spread(found["ms"], ".1f"),
     "rows/s": lambda found: f"{found['rows_per_s']['median']:,.0f}",
-    "device idle for data, %": lambda found: spread(found.get("idle_against_resident_uint8"), ".1f", 100),
+    "device idle for data, %": lambda found: spread(
+        found.get("idle_against_resident_uint8") or found.get("idle_against_resident"), ".1f", 100
+    ),
     "host waits, ms": lambda found: f"{found['waited_ms']['median']:.2f}",
     "99 % / median of a step": lambda found: f"{found['p99_over_p50']['median']:.2f}",
     "CPU-s / 1,000 beside the consumer's": lambda found: f"{found['cpu_others_s_per_1000']['median']:.2f}",
@@ -38,7 +40,22 @@ COSTS: Columns = {
     "ms a step": lambda found: spread(found["ms"], ".1f"),
     "times as fast as the first of its kind": lambda found: spread(found["times_as_fast"], ".2f"),
 }
+ACTIVATIONS: Columns = {
+    "error of the model, %": lambda found: spread(found["error"]["model"], ".1f", 100),
+    "of the largest so far, %": lambda found: spread(found["error"]["max_so_far"], ",.0f", 100),
+    "beyond the band": lambda found: f"{found['beyond_the_band']} of {found['held_out']}",
+}
+STEADY: Columns = {
+    "steps": lambda found: str(found["steps"]),
+    "calls for memory": lambda found: ", ".join(f"{name} {count}" for name, count in found["calls"].items()) or "0",
+    "segments": lambda found: str(found["segments"]),
+    "cudaMalloc": lambda found: str(found["cuda_mallocs"]),
+    "cudaHostAlloc": lambda found: str(found["host_allocs"]),
+    "minor faults": lambda found: str(found["minor_faults"] + found["minor_faults_of_children"]),
+}
 
+# Records whose parts are the rows of one table, by what each of them has: ``<!-- gpu: NAME all -->``.
+WHOLE = {"beyond_the_band": ("model", ACTIVATIONS), "calls": ("batches", STEADY)}
 # By the name that the rows have in a part of a record.
 KINDS = {
     "summary": ("fed by", FEED),
@@ -54,6 +71,8 @@ def table(record: dict[str, Any], part: str) -> str:
     Raises:
         KeyError: the record has no such part.
     """
+    if part == "all":
+        return _whole(record)
     made = record["results"][part]
     key = next((key for key in KINDS if key in made), None)
     if key is None:
@@ -62,6 +81,16 @@ def table(record: dict[str, Any], part: str) -> str:
     lines = [f"| {name} | {' | '.join(columns)} |", f"|{' --- |' * (1 + len(columns))}"]
     lines += [f"| {row} | {' | '.join(one(found) for one in columns.values())} |" for row, found in made[key].items()]
     return "\n".join([*lines, "", about(record, made)])
+
+
+def _whole(record: dict[str, Any]) -> str:
+    results = record["results"]
+    first = next(iter(results.values()))
+    name, columns = next(found for key, found in WHOLE.items() if key in first)
+    lines = [f"| {name} | {' | '.join(columns)} |", f"|{' --- |' * (1 + len(columns))}"]
+    lines += [f"| {row} | {' | '.join(one(found) for one in columns.values())} |" for row, found in results.items()]
+    gpu = (record["machine"].get("gpu") or {}).get("name", "no GPU")
+    return "\n".join([*lines, "", f"{record['machine']['cores']} cores, {gpu}, {record['date'][:10]}."])
 
 
 def about(record: dict[str, Any], made: dict[str, Any]) -> str:

@@ -174,8 +174,8 @@ class Decoder:
                 adjust_orientation=False,
                 # Other ranks of the machine would have theirs on the same cores.
                 **({"affine": False} if gpu else {}),
-                # Chroma as libjpeg makes it, which is what our own decoder uses. On a GPU nvJPEG has that for whole pictures only (before 13.2: it
-                # tells so with every part that it is asked for).
+                # Chroma as libjpeg makes it, which is what our own decoder uses. On a GPU nvJPEG (before 13.2) has that
+                # for whole pictures only, and says so for every part that is asked of it.
                 jpeg_fancy_upsampling=not gpu,
             )
             # A triangle filter, widened where pictures become smaller. Where an end lies before its start it mirrors.
