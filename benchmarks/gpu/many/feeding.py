@@ -106,9 +106,9 @@ def concluded(ranks: Sequence[Mapping[str, Any]], shards: Path) -> dict[str, Any
         "slot_mib": slots,
         # Slots are mapped by trainer and decoder; proportionally they count once. Those that were never filled take nothing.
         "shared_over_slots": round(memory["shared"] / slots, 3) if memory.get("shared") and slots else None,
-        **divided(ranks, [rank["loader"] for rank in ranks]),
+        **divided(ranks, [rank["loader"]["threads"] for rank in ranks]),
         "decoding_cores_used": summary([_decoding(each) for each in rounds]),
-        "with_two_processes": divided(ranks, [{"threads": rank["two"]} for rank in ranks]),
+        "with_two_processes": divided(ranks, [rank["two"] for rank in ranks], 2),
         "threads_of_processes": [rank["threads"] for rank in ranks],
         "cache": cached(ranks, shards),
     }

@@ -141,7 +141,7 @@ def trained(run: Run) -> None:
             alone = one[rates.RESIDENT]["samples_per_s"]["median"]
         one["efficiency"] = rates.efficiency(one, alone)
         run.log.put("training", **{str(world): one}, one_gpu_without_loader=alone)
-        divided = rates.divided(found.ranks, [rank["subjects"][rates.LOADED] for rank in found.ranks])
+        divided = rates.divided(found.ranks, [rank["subjects"][rates.LOADED]["threads"] for rank in found.ranks])
         divided |= rates.watched(found.ranks)
         run.log.put("division", **{str(world): divided})
         run.crowded(world, divided)

@@ -147,7 +147,8 @@ def _wait(parts: Mapping[str, float]) -> float:
 
 def slot_mib(loaders: Sequence[Mapping[str, Any]]) -> float:
     """Of all slots of all ranks, from what :func:`told_by` says."""
-    return round(sum(one["slots"] * one["slot_bytes"] for one in loaders) / (1 << 20), 1)
+    count: int = sum(one["slots"] * one["slot_bytes"] for one in loaders)
+    return round(count / (1 << 20), 1)
 
 
 def efficiency(found: Mapping[str, Any], alone: float | None) -> dict[str, Any]:
@@ -158,16 +159,12 @@ def efficiency(found: Mapping[str, Any], alone: float | None) -> dict[str, Any]:
     return {name: round(found[name]["samples_per_s"]["median"] / (world * alone), 4) for name in SUBJECTS if name in found}
 
 
-def divided(ranks: Sequence[Mapping[str, Any]], loaders: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Whether the decoding threads of all ranks fit on the cores. ``processes``: threads of the loaders' processes, whatever they do.
-
-    Args:
-        loaders: what :func:`told_by` says of each rank's.
-    """
-    cores, threads = ranks[0]["cores"], [one["threads"] for one in loaders]
-    # A rank has a thread at least.
-    most = max(cores, len(ranks))
-    return {"cores": cores, "decoding_threads": threads, "oversubscribed": sum(threads) > most}
+def divided(ranks: Sequence[Mapping[str, Any]], threads: Sequence[int], processes: int = 1) -> dict[str, Any]:
+    """Whether the decoding threads of all ranks fit on the cores: of each rank those of all its decoder processes together."""
+    cores = ranks[0]["cores"]
+    # Each process has a thread at least.
+    most = max(cores, len(ranks) * processes)
+    return {"cores": cores, "decoding_threads": list(threads), "oversubscribed": sum(threads) > most}
 
 
 def watched(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
