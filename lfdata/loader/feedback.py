@@ -78,6 +78,7 @@ class Feedback:
             "ahead": controller.ahead,
             "verdict": controller.verdict(),
             "sensor": "none" if sampler is None else sampler.state,
+            "gpu": self._gpu,
             "busy": None if sampler is None else sampler.busy(),
             "reading": {} if sampler is None or sampler.last is None else sampler.last.more,
         }

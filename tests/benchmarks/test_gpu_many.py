@@ -111,7 +111,7 @@ def test_more_threads_than_cores_are_found() -> None:
 
 def test_ranks_that_look_at_one_gpu_are_found() -> None:
     def rank(uuid: str | None, sensed: str | None) -> dict[str, Any]:
-        return {"uuid": uuid, "sensed": sensed, "subjects": {"feedback": {"feedback": {"width": 1}}}}
+        return {"uuid": uuid, "subjects": {"feedback": {"feedback": {"width": 1, "gpu": sensed}}}}
 
     assert rates.watched([rank("GPU-a", "GPU-a"), rank("GPU-b", "GPU-b")])["one_sensor_a_gpu"] is True
     assert rates.watched([rank("GPU-a", "GPU-a"), rank("GPU-b", "GPU-a")])["one_sensor_a_gpu"] is False

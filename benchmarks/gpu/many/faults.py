@@ -133,12 +133,13 @@ def killed(ranks: Sequence[Mapping[str, Any]], output: Sequence[str], seconds: f
         seconds: from the rank's end to that of the last process. limit: how long that may take.
     """
     gone = harmed_rank(len(ranks))
-    said: dict[str, Any] = {}
+    said: dict[str, str] = {}
     for rank, facts in enumerate(ranks):
         if rank != gone:
             told = [line for line in output[rank].splitlines() if line.startswith("lftrain: ")]
-            # Without torch's own words, which follow.
-            said[str(rank)] = (facts.get("error") or (told[-1] if told else "")).split(": Got the following")[0][:300]
-    names = {rank: f"rank {gone} is gone" in text for rank, text in said.items()}
-    checks = {"ended_by_itself": not ranks[gone], "names_rank": all(names.values()), "in_time": 0 <= seconds <= limit}
-    return {"ok": all(checks.values()), "rank": gone, **checks, "seconds": round(seconds, 1), "limit_s": limit, "said": said}
+            said[str(rank)] = facts.get("error") or (told[-1] if told else "")
+    names = all(f"rank {gone} is gone" in text for text in said.values())
+    checks = {"ended_by_itself": not ranks[gone], "names_rank": names, "in_time": 0 <= seconds <= limit}
+    # Without torch's own words, which follow.
+    short = {rank: text.split(": Got the following")[0][:300] for rank, text in said.items()}
+    return {"ok": all(checks.values()), "rank": gone, **checks, "seconds": round(seconds, 1), "limit_s": limit, "said": short}

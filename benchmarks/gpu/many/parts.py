@@ -75,7 +75,9 @@ class Run:
         gpus = [rank["gpu"] | {"uuid": rank["uuid"]} for rank in found.ranks if "gpu" in rank]
         if len(gpus) > len(self.log.made["machine"].get("gpus", ())):
             self.log.made["machine"]["gpus"] = gpus
-        self.log.say(part, f"{world} ranks: {found.seconds:.0f} s", *([f"failed: {found.error}"] if found.error else []))
+        # Of a rank that is killed the others are to fail.
+        failed = [f"failed: {found.error}"] if found.error and told.get("harm") != "kill" else []
+        self.log.say(part, f"{world} ranks: {found.seconds:.0f} s", *failed)
         return found
 
     def must(self, holds: bool | None, what: str) -> None:
@@ -184,8 +186,8 @@ def overlapped(run: Run) -> None:
             continue
         one = overlap.concluded(found.ranks)
         run.log.put("overlap", **{str(world): one})
-        said = {name: each["exposed_ms"] if each["exposed_ms"] is not None else each["why"] for name, each in one.items()}
-        run.log.say("overlap", f"{world}: exposed ms a step", said)
+        said = {each["why"] if each["exposed_ms"] is None else f"{name}: {each['exposed_ms']}" for name, each in one.items()}
+        run.log.say("overlap", f"{world}: exposed ms a step:", "; ".join(sorted(said)))
 
 
 def harmed(run: Run) -> None:

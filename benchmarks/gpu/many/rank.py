@@ -15,7 +15,6 @@ import torch
 
 from benchmarks.gpu.many.launch import log_of, written
 from lfdata.errors import LfdataError
-from lfdata.loader.feedback import current_gpu
 from lftrain import RunOptions
 from lftrain.comm.group import Group, join
 from lftrain.runtime.environment import gpu
@@ -57,12 +56,11 @@ def main(task: Path) -> None:
 
 
 def about(group: Group) -> dict[str, Any]:
-    """Which GPU this rank has; ``sensed`` is the one that a loader's sensor looks at."""
+    """Which GPU this rank has."""
     if group.device.type != "cuda":
-        return {"device": "cpu", "uuid": None, "sensed": None}
-    torch.zeros(1, device=group.device)
+        return {"device": "cpu", "uuid": None}
     uuid = f"GPU-{torch.cuda.get_device_properties(group.device).uuid}"
-    return {"device": str(group.device), "uuid": uuid, "sensed": current_gpu(), "gpu": gpu(group.device)}
+    return {"device": str(group.device), "uuid": uuid, "gpu": gpu(group.device)}
 
 
 def meet(group: Group) -> None:

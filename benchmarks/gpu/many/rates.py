@@ -169,10 +169,7 @@ def divided(ranks: Sequence[Mapping[str, Any]], threads: Sequence[int], processe
 
 def watched(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What feedback made of it on each rank, and whether each looks at its own GPU."""
-    uuids, known = [rank["uuid"] for rank in ranks], [rank["uuid"] for rank in ranks if rank["uuid"] is not None]
-    own = len(set(known)) == len(known) and all(rank["sensed"] == rank["uuid"] for rank in ranks)
-    return {
-        "feedback": [rank["subjects"]["feedback"]["feedback"] for rank in ranks],
-        "uuids": uuids,
-        "one_sensor_a_gpu": own if len(known) == len(ranks) else None,
-    }
+    found = [rank["subjects"]["feedback"]["feedback"] for rank in ranks]
+    uuids = [rank["uuid"] for rank in ranks]
+    own = len(set(uuids)) == len(uuids) and [one["gpu"] for one in found] == uuids
+    return {"feedback": found, "uuids": uuids, "one_sensor_a_gpu": None if None in uuids else own}
