@@ -22,6 +22,7 @@ from lftrain import (
     AdamW,
     CheckpointOptions,
     CompileOptions,
+    DdpOptions,
     GraphOptions,
     MetricsOptions,
     Options,
@@ -51,6 +52,7 @@ class Setting:
     Attributes:
         loader: ``lfdata``, ``torch`` (``workers`` processes, pinned and kept) or ``torch-defaults``. fused, compiled, graph: what they say.
         runtime: false for the plain loop. accumulate: micro-batches of a step. trunk: whether picture and language layers are trained too.
+        feedback: of lfdata's loader. bucket_mb, bucket_view: of DDP, with several ranks.
     """
 
     loader: str = "lfdata"
@@ -64,6 +66,9 @@ class Setting:
     deterministic: bool = False
     trunk: bool = False
     torch_budget: float | None = None
+    feedback: bool = False
+    bucket_mb: float = 25.0
+    bucket_view: bool = True
 
 
 @dataclass
@@ -71,7 +76,7 @@ class Bench:
     """What all subjects share.
 
     Attributes:
-        folder: made by benchmarks.gpu.data. scratch: for the runs' folders. size: of the model. batch: samples of a step.
+        folder: made by benchmarks.gpu.data. scratch: for the runs' folders. size: of the model. batch: samples of a step, over all ranks.
     """
 
     folder: Path
@@ -109,7 +114,8 @@ class Bench:
             "state": None,
             "action": None,
         }
-        return Loader(self.folder / data.SHARDS, self.batch, fields, seed=self.seed, accumulate=setting.accumulate)
+        more: dict[str, Any] = {"accumulate": setting.accumulate, "feedback": setting.feedback}
+        return Loader(self.folder / data.SHARDS, self.batch, fields, seed=self.seed, **more)
 
     def share(self, model: nn.Module) -> None:
         """Parameters that nobody changes are held once for all models."""
@@ -161,6 +167,7 @@ class Subject:
                 device="cuda" if device == "cuda" else "cpu",
             ),
             precision=PrecisionOptions(mode=setting.precision),  # type: ignore[arg-type]
+            ddp=DdpOptions(bucket_mb=setting.bucket_mb, bucket_view=setting.bucket_view, checksum_every=0),
             compile=CompileOptions(blocks=setting.compiled, backend=self.bench.backend),
             graph=GraphOptions(enabled=setting.graph, tolerance=1e-2),
             activations=ActivationOptions() if setting.torch_budget is None else torch_budget,

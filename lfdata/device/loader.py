@@ -68,6 +68,7 @@ class DeviceLoader:
         backend = _backend or backend_of(device)
         self.loader, self.device = loader, torch.device("cpu") if backend is None else backend.device
         self._taker, self._ops, self._ahead = Taker(loader), dict(ops or {}), ahead
+        self._taker.aim(self.device.index)
         drawn: list[DrawSpec] = []
         for name, op in self._ops.items():
             declared = self._taker.declared(name)

@@ -32,11 +32,16 @@ def checked(wanted: Wanted) -> Wanted:
 
 
 class Feedback:
-    """Watches one loader. What is measured costs a few microseconds a slot; the sensor has a thread of its own."""
+    """Watches one loader. What is measured costs a few microseconds a slot; the sensor has a thread of its own.
+
+    Attributes:
+        device: number of the GPU that batches are copied to, if that is known; else it is the one that is current.
+    """
 
     def __init__(self, wanted: Wanted, threads: int, ahead: int, processes: int, slots: Slots) -> None:
         self.controller = Controller(threads, ahead, processes)
         self._wanted, self._slots = wanted, slots
+        self.device: int | None = None
         self._gpu: str | None = None
         self._handed = self._copying = 0.0
         self._sampler = None if wanted in (False, "wait") else Sampler(self._find, slots.board)
@@ -49,7 +54,7 @@ class Feedback:
         """A slot is handed out."""
         now = time.perf_counter()
         if self._gpu is None and self._sampler is not None:
-            self._gpu = current_gpu()
+            self._gpu = current_gpu(self.device)
         if self._handed:
             stages = dict.fromkeys(STAGES, 0.0)
             for stage, _, seconds, _ in done.spans:
@@ -73,6 +78,7 @@ class Feedback:
             "ahead": controller.ahead,
             "verdict": controller.verdict(),
             "sensor": "none" if sampler is None else sampler.state,
+            "gpu": self._gpu,
             "busy": None if sampler is None else sampler.busy(),
             "reading": {} if sampler is None or sampler.last is None else sampler.last.more,
         }
@@ -83,9 +89,9 @@ class Feedback:
             self._sampler.close()
 
 
-def current_gpu() -> str | None:
-    """The UUID, as NVML writes it, of the GPU that this thread's process uses by now; CUDA is not started for that."""
+def current_gpu(device: int | None = None) -> str | None:
+    """The UUID, as NVML writes it, of a GPU that this process uses by now, of the current one by default; CUDA is not started for that."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
-    return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device() if device is None else device).uuid}"

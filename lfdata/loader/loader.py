@@ -215,6 +215,8 @@ class Loader:
         self._bad, self._rows, self._copied = 0, 0, 0
         # What decodes stored pictures in place of this loader, if somebody does.
         self._decoder = ""
+        # The GPU that somebody copies the batches to.
+        self._gpu: int | None = None
         # Batches that the slot handed out last still has.
         self._left = 0
         self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
@@ -357,6 +359,8 @@ class Loader:
             stop(self._pipelines)
         if not self._pipelines:
             self._pipelines.append(start(self._producer, *self._options, self._budget, epoch))
+            if (watching := self._pipelines[0].feedback) is not None:
+                watching.device = self._gpu
         pipeline = self._pipelines[0]
         try:
             filled = pipeline.get(epoch, step, self._row(epoch, step, micro))

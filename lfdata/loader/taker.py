@@ -80,6 +80,10 @@ class Taker:
         """The loader's state, if it were there."""
         return self._loader._state(spot.epoch, spot.done)
 
+    def aim(self, device: int | None) -> None:
+        """The batches go to this GPU: feedback looks at it, whichever is current."""
+        self._loader._gpu = device
+
     @property
     def watched(self) -> bool:
         """Whether anybody wants to know of :meth:`copied`."""

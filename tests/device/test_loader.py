@@ -385,6 +385,23 @@ def test_waits_for_copies_are_told_to_the_feedback(pictures: Path, late: Make) -
     loader.close()
 
 
+def test_feedback_looks_at_the_gpu_that_the_batches_go_to(pictures: Path, late: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int | None] = []
+    monkeypatch.setattr("lfdata.loader.feedback.current_gpu", asked.append)
+    plain = Loader(pictures, 8, PICTURES, engine="process", threads=1, feedback=True)
+    next(iter(plain))
+    plain.close()
+    assert set(asked) == {None}
+    asked.clear()
+    backend = late()
+    backend.device = torch.device("cuda", 3)
+    loader = on(Loader(pictures, 8, PICTURES, engine="process", threads=1, feedback=True), backend)
+    for _ in loader:
+        backend.consumer_stream.finish()
+    loader.close()
+    assert set(asked) == {3}
+
+
 # -- options --------------------------------------------------------------------------------------------------------------
 
 
