@@ -93,11 +93,19 @@ def keep_memory() -> None:
         libc.mallopt(trim, 1 << 30)
 
 
+def step_back() -> None:
+    """A decoder that has got work does not take the processor from the trainer that gave it: it waits for a free one, or for its turn."""
+    with suppress(OSError, AttributeError):
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def main(arguments: list[str]) -> None:
     """Serve until the other end closes the socket."""
     # The trainer decides when to end; Ctrl-C is for it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_memory()
+    step_back()
     connection = socket.socket(fileno=int(arguments[0]))
     memory, greeting, number = map(int, arguments[1:])
     lock = threading.Lock()

@@ -260,3 +260,16 @@ def test_the_decoder_never_imports_torch(dataset: Path) -> None:
     assert "libtorch" not in Path(f"/proc/{decoders(one)[0]}/maps").read_text()
     del batches
     one.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the system has no such policy")
+def test_a_decoder_that_wakes_does_not_take_the_trainers_processor(dataset: Path) -> None:
+    own = os.sched_getscheduler(0)
+    one = loader(dataset)
+    batches = iter(one)
+    next(batches)
+    threads = Path(f"/proc/{decoders(one)[0]}/task").iterdir()
+    policies = {os.sched_getscheduler(int(thread.name)) for thread in threads}
+    assert policies == {os.SCHED_BATCH} and os.sched_getscheduler(0) == own
+    del batches
+    one.close()
