@@ -1,0 +1,30 @@
+"""The Python of the README, as it stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.slow
+def test_the_readme_runs(tmp_path: Path) -> None:
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```", (REPO / "README.md").read_text(), re.MULTILINE | re.DOTALL))
+    assert "DeviceLoader" in code
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(REPO), str(REPO / "tools"), os.environ.get("PYTHONPATH", "")])
+    }
+    source, fields = REPO / "samples" / "dataset" / "samples.jsonl", REPO / "samples" / "dataset" / "fields.toml"
+    words = [sys.executable, "-m", "shard_builder.cli", "convert", source, tmp_path / "out" / "dataset", "--map", fields]
+    subprocess.run([*words, "--quiet"], env=environment, check=True, timeout=300)
+    code += "\nassert images.shape == (4, 3, 224, 224) and images.dtype == torch.bfloat16, images"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
