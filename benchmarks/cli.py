@@ -25,6 +25,7 @@ COMMANDS = (
     "windows",
     "remote",
     "feedback",
+    "forecast",
 )
 
 

@@ -1,4 +1,4 @@
-"""The trace of the controller under a consumer that changes its pace."""
+"""The traces and forecasts of a loader: ``lfbench feedback``, ``lfbench forecast``."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def test_every_step_is_traced_with_and_without_feedback(tmp_path: Path) -> None:
         assert len(trace) == 38 and [one["pace"] for one in trace] == [0.02] * 30 + [0.0] * 8
         times = [one["s"] for one in trace]
         assert times == sorted(times) and times[29] >= 29 * 0.02
-    # Eight steps that need less bring one thread less.
-    assert results["feedback"]["trace"][29]["width"] < 4
+    assert {one["width"] for one in results["feedback"]["trace"]} <= set(range(1, 5))
     assert {one["verdict"] for one in results["none"]["trace"]} == {None}
 
 
@@ -32,3 +31,16 @@ def test_paces_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     for text in ("fast", "0.1", "-1x3", "0.1x0"):
         done = CliRunner().invoke(main, ["feedback", str(tmp_path), "--paces", text])
         assert done.exit_code == 2 and text in done.output
+
+
+def test_the_forecast_is_what_comes(tmp_path: Path) -> None:
+    data = batchkit.write_all_kinds(tmp_path / "d", complete=True)
+    output = tmp_path / "record.json"
+    words = ["forecast", str(data), "--batch", "4", "--epochs", "2", "--device", "cpu", "--output", str(output)]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    results = json.loads(output.read_text())["results"]
+    for where in ("host", "device"):
+        found = results[where]
+        assert found["batches"] == found["foretold"] == 20 and found["error"] == 0
+        assert any(one["largest"] * 20 > one["bytes"] > 0 for one in found["fields"].values()), "nothing changes its size"
