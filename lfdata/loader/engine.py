@@ -195,7 +195,8 @@ class ProcessEngine:
         ready = [decoder for decoder in self._decoders if decoder.ready]
         if not ready and self._helps:
             if self._lane is None:
-                self._lane = EarlyLane(self._do)
+                with uninterrupted():
+                    self._lane = EarlyLane(self._do)
             self._lane.submit(job)
             return
         if not ready:

@@ -15,6 +15,7 @@ from lfdata.errors import BadSamplesError, LfdataError, OptionError
 from lfdata.loader import options
 from lfdata.loader.batch import Names, cut, maker
 from lfdata.loader.budget import LEAST_BYTES, OVER, Budget
+from lfdata.loader.decoder import uninterrupted
 from lfdata.loader.engine import MOST_DECODERS
 from lfdata.loader.feedback import Wanted, checked
 from lfdata.loader.follow import EpochSampler
@@ -358,7 +359,8 @@ class Loader:
         if self._pipelines and not self._pipelines[0].fits(epoch):
             stop(self._pipelines)
         if not self._pipelines:
-            self._pipelines.append(start(self._producer, *self._options, self._budget, epoch))
+            with uninterrupted():
+                self._pipelines.append(start(self._producer, *self._options, self._budget, epoch))
             if (watching := self._pipelines[0].feedback) is not None:
                 watching.device = self._gpu
         pipeline = self._pipelines[0]

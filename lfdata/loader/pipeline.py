@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from lfdata.errors import LfdataError
 from lfdata.loader.budget import FEWEST_SLOTS, Budget, Reserved
+from lfdata.loader.decoder import uninterrupted
 from lfdata.loader.engine import Engine, InlineEngine, ProcessEngine, ThreadEngine
 from lfdata.loader.feedback import Feedback, Wanted
 from lfdata.loader.fields import plain
@@ -279,7 +280,14 @@ def start(
 def stop(pipelines: list[Pipeline]) -> None:
     """End the pipeline there is, if there is one."""
     while pipelines:
-        pipelines.pop().close()
+        pipeline = pipelines.pop()
+        try:
+            pipeline.close()
+        except BaseException:
+            # Interrupted: what is half closed would never be. What takes time is over.
+            with uninterrupted():
+                pipeline.close()
+            raise
 
 
 def stop_in_turn(pipelines: list[Pipeline], turn: Turn) -> None:

@@ -98,4 +98,6 @@ class WorkQueue(Generic[T]):
         with self._changed:
             self._closed = True
             self._waiting.clear()
+            # Whoever is told has the queue: neither must keep the other, and its memory, until the garbage collector comes.
+            self._told = None
             self._changed.notify_all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -310,6 +311,32 @@ def test_interrupted_at_random(dataset: Path, place: Path, door: Path) -> None:
 @pytest.mark.fault
 def test_interrupted_at_random_often(dataset: Path, place: Path, door: Path) -> None:
     random_interrupts(dataset, place, 24, 2)
+
+
+@pytest.mark.fault
+def test_interrupted_as_it_starts_nothing_stays_in_a_process_that_goes_on(dataset: Path) -> None:
+    """As in a notebook: Ctrl-C in the first milliseconds, caught, and on."""
+    rng, threads = random.Random(3), threading.active_count()
+    handler = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    came = 0
+    try:
+        for number in range(40):
+            one = loader(dataset, prefetch=1 + number % 3)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0005, 0.03))
+                while True:
+                    whole(one)
+            except KeyboardInterrupt:
+                came += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            one.close()
+            del one
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+    assert came == 40 and not children(os.getpid())
+    assert threading.active_count() == threads
+    assert "memfd:lfdata-slots" not in Path("/proc/self/maps").read_text()
 
 
 # -- the end of the program -------------------------------------------------------------------------------------------------

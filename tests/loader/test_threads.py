@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import signal
 import threading
 import time
@@ -129,3 +131,27 @@ def test_an_iteration_may_go_from_thread_to_thread(numbers: Path) -> None:
         thread.start()
         thread.join()
     assert [digest(batch) for batch in found] == whole and next(batches, None) is None
+
+
+def mappings() -> int:
+    """Of slots, in this process."""
+    return sum("memfd:lfdata-slots" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+@pytest.mark.parametrize("engine", ["thread", "process", "inline"])
+def test_slots_go_with_their_loader_without_the_garbage_collector(numbers: Path, engine: str) -> None:
+    gc.collect()
+    before = mappings()
+    gc.disable()
+    try:
+        for _ in range(3):
+            one = Loader(numbers, 4, engine=engine)
+            assert len(list(itertools.islice(one, 2))) == 2
+            # Leaving an iteration ends what was under way; another one begins anew.
+            for _ in one:
+                break
+            one.close()
+            del one, _
+            assert mappings() == before
+    finally:
+        gc.enable()
