@@ -33,9 +33,9 @@ class Trace:
         try:
             # A line at a time, so that a run that is killed leaves its trace.
             self._file = open(self._path, "w", buffering=1, encoding="utf-8")  # noqa: SIM115 - closed by close()
+            self._file.write("[\n")
         except OSError as error:
             raise StorageError(self._path, "open", error.errno, error.strerror or str(error)) from error
-        self._file.write("[\n")
         self._name("process_name", os.getpid(), _CONSUMER, "trainer")
         self._name("thread_name", os.getpid(), _CONSUMER, "consumer")
 

@@ -157,7 +157,7 @@ def _until(what: Any) -> None:
 
 
 def test_the_sampler_publishes_and_survives_the_sensor() -> None:
-    board, sensors = np.zeros(2, np.int64), [None, None, Told(0.25, 7.0)]
+    board, sensors = np.zeros(2, np.int64), [None, None, Told(0.25, 1.05)]
     sampler = Sampler(lambda: sensors.pop(0), board, every=0.01)
     assert sampler.busy() is None and sampler.state == "looking for a sensor"
     seen = set()
@@ -165,6 +165,34 @@ def test_the_sampler_publishes_and_survives_the_sensor() -> None:
     assert seen <= {None, 0.25, 1.0} and sampler.busy() is None and "of the user's own" in sampler.state
     sampler.close()
     assert not sampler._thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        (0.5, 1.0),
+        None,
+        Reading(float("nan"), 1.0),
+        Reading(55.0, 1.0),
+        Reading(-5.0, 1.0),
+        Reading(0.5, float("nan")),
+        SystemExit(3),
+        KeyboardInterrupt(),
+    ],
+    ids=repr,
+)
+def test_one_that_says_what_cannot_be_is_given_up(found: Any, caplog: pytest.LogCaptureFixture) -> None:
+    class Odd(Told):
+        def read(self) -> Reading:
+            if isinstance(found, BaseException):
+                raise found
+            return found  # type: ignore[no-any-return]
+
+    sampler = Sampler(Odd, np.zeros(2, np.int64), every=0.01)
+    _until(lambda: sampler.state.startswith("lost: "))
+    sampler.close()
+    assert sampler.busy() is None and sampler.last is None
+    assert [record.message.startswith("the GPU sensor is lost") for record in caplog.records] == [True]
 
 
 def test_an_old_reading_is_no_reading() -> None:
