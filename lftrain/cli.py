@@ -74,3 +74,7 @@ def doctor(as_json: bool) -> None:
     found = examine()
     click.echo(json.dumps(found, indent=2) if as_json else render(found), nl=as_json)
     sys.exit(0 if data_doctor.healthy(found["data"]) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -191,12 +191,17 @@ def _override(found: dict[str, Any], text: str) -> None:
     table[names[-1]] = parsed
 
 
+def _from(base: Path, path: str) -> str:
+    """A path of data, which may be a URL."""
+    return path if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path) else str(base / path)
+
+
 def _with_folder(config: Config, base: Path) -> Config:
     """Relative paths are meant from the configuration's folder."""
     replace = msgspec.structs.replace
     path = config.data.path
-    paths = str(base / path) if isinstance(path, str) else [str(base / one) for one in path]
-    held = config.held_out and replace(config.held_out, path=str(base / config.held_out.path))
+    paths = _from(base, path) if isinstance(path, str) else [_from(base, one) for one in path]
+    held = config.held_out and replace(config.held_out, path=_from(base, config.held_out.path))
     return replace(
         config,
         run=replace(config.run, folder=str(base / config.run.folder)),

@@ -36,6 +36,11 @@ class Parallel:
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         if not trained:
             raise ConfigError("the model has no parameter that is trained (requires_grad)")
+        if options.hook == "powersgd" and options.find_unused:
+            raise ConfigError(
+                'ddp.find_unused does not go with ddp.hook = "powersgd": both send among ranks at times of their own, and mix. Freeze '
+                'parameters without a gradient, or take ddp.hook = "allreduce"'
+            )
         self.names = [name for name, _ in trained]
         self.parameters = [parameter for _, parameter in trained]
         self.ready: Callable[[], None] = lambda: None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ from lftrain.errors import PeerError
 
 # Status of a process that ends because a rank is gone while it cannot be told otherwise.
 EXIT_PEER = 75
-STORE_SECONDS = 30.0
+STORE_SECONDS, LOOK_SECONDS = 30.0, 10.0
 
 
 class Pulse:
@@ -42,7 +43,7 @@ class Pulse:
         self._thread: threading.Thread | None = None
         if group.world > 1:
             self._prefix = f"lftrain/pulse/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-            self._store = _connect(group.world)
+            self._store = _connect(group)
             self._set()
             dist.barrier()
             self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
@@ -131,17 +132,22 @@ def is_collective_error(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text))
 
 
-def _connect(world: int) -> TCPStore:
-    """A connection of its own: the group's store is busy while a collective waits on it."""
+def _connect(group: Group) -> TCPStore:
+    """A connection of its own: the group's store is busy while a collective waits on it. A group that was not made from the environment gets a
+    store at its first rank."""
     seconds = timedelta(seconds=STORE_SECONDS)
-    return TCPStore(
-        os.environ.get("MASTER_ADDR", "localhost"),
-        int(os.environ["MASTER_PORT"]),
-        world,
-        False,
-        seconds,
-        wait_for_workers=False,
-    )
+    if "MASTER_PORT" in os.environ:
+        host, port = os.environ.get("MASTER_ADDR", "localhost"), int(os.environ["MASTER_PORT"])
+        return TCPStore(host, port, group.world, False, seconds, wait_for_workers=False)
+    own = TCPStore("localhost", 0, group.world, True, seconds, wait_for_workers=False) if group.rank == 0 else None
+    host, port = group.gather_json([socket.gethostname(), own.port] if own is not None else None)[0]
+    if own is not None:
+        return own
+    try:
+        return TCPStore(host, port, group.world, False, timedelta(seconds=LOOK_SECONDS), wait_for_workers=False)
+    except (RuntimeError, OSError):
+        # A name that the machine itself does not know.
+        return TCPStore("localhost", port, group.world, False, seconds, wait_for_workers=False)
 
 
 def _leave(message: str) -> None:

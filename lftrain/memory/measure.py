@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 
@@ -41,3 +42,15 @@ def peak(device: torch.device) -> Iterator[Taken]:
     before = torch.cuda.memory_allocated(device)
     yield taken
     taken.bytes = float(torch.cuda.max_memory_allocated(device) - before)
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Buffers (statistics of BatchNorm, say) are afterwards what they were: measuring is no training."""
+    kept = [(one, one.detach().clone()) for one in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for one, before in kept:
+                one.copy_(before)

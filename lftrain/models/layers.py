@@ -117,7 +117,9 @@ class Experts(nn.Module):
         rows = x.reshape(-1, x.shape[-1])
         chances = self.router(rows).float().softmax(-1)
         weights, chosen = chances.topk(self.top, -1)
-        weights = weights / weights.sum(-1, keepdim=True)
+        if self.top > 1:
+            # The chance of a single one stays what it is: divided by itself it would teach the router nothing.
+            weights = weights / weights.sum(-1, keepdim=True)
         found = torch.zeros_like(rows)
         used = []
         for number, expert in enumerate(self.experts):

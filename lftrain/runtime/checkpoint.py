@@ -102,6 +102,12 @@ class Checkpoints:
             raise CheckpointError(f'{self.root} holds no checkpoint and checkpoint.resume is "must"')
         return found
 
+    def only_damaged(self) -> str:
+        """What was set aside by an earlier run, if nothing else is there: beginning anew in its place would be a surprise."""
+        found = sorted(path.name for path in self.root.glob("damaged-*")) if self.root.is_dir() else []
+        here = str(self.root / found[-1]) if found and not any(_steps(self.root)) else ""
+        return str(self._group.gather_json(here)[0])
+
     def read(self, path: Path) -> tuple[Manifest, dict[str, Any]]:
         """Manifest and plain state of a checkpoint, checked. Raises :class:`DamagedCheckpointError`."""
         manifest = read_manifest(path)

@@ -27,6 +27,7 @@ from lftrain.health.trace import Trace
 from lftrain.memory.activations import MB, prepare
 from lftrain.memory.admission import Admission
 from lftrain.memory.ledger import Ledger
+from lftrain.memory.measure import undisturbed
 from lftrain.options import Options
 from lftrain.runtime.checkpoint import Checkpoints
 from lftrain.runtime.environment import environment
@@ -217,7 +218,8 @@ class Runtime:
         self.records.write("start", self.step, world=self.group.world)
         self.model.train()
         if self.step < self.options.run.steps:
-            plan = prepare(self.blocks, self.options.activations, self.compiled is not None, self._forward)
+            with undisturbed(self.model):
+                plan = prepare(self.blocks, self.options.activations, self.compiled is not None, self._forward)
             if plan:
                 self.records.event("plan", plan, step=self.step)
 
@@ -326,6 +328,7 @@ class Runtime:
                 continue
             self.records.event("resume", f"from step {self.step}, {path}", step=self.step)
             return
+        damaged = damaged or self.checkpoints.only_damaged()
         if damaged:
             raise CheckpointError(f"no sound checkpoint is left. The last: {damaged}. Use another run.folder to begin anew")
 
@@ -333,7 +336,8 @@ class Runtime:
         manifest, state = self.checkpoints.read(path)
         where = str(path)
         try:
-            restore(self.model, self.optimizer, Reader(path, manifest), manifest, state["optimizer"], where)
+            untouched = int(state["watch"].get("skipped", 0)) >= manifest.step
+            restore(self.model, self.optimizer, Reader(path, manifest), manifest, state["optimizer"], where, untouched)
             self.precision.load_state_dict(state["precision"], where)
             self.watch.load_state_dict(state["watch"])
             self.feed.load_state_dict(state["loader"])

@@ -49,14 +49,24 @@ def collect(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Tensors
 
 
 def restore(
-    model: nn.Module, optimizer: torch.optim.Optimizer, reader: Reader, manifest: Manifest, plain: Mapping[str, Any], where: str
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    reader: Reader,
+    manifest: Manifest,
+    plain: Mapping[str, Any],
+    where: str,
+    untouched: bool = False,
 ) -> None:
-    """Load tensors in place, and the plain rest.
+    """Load tensors in place, and the plain rest. ``untouched``: no step has changed anything so far, so the optimiser may have no state.
 
     Raises:
         CheckpointError: other tensors than the checkpoint's, or of other shapes. DamagedCheckpointError: bytes that do not match.
     """
     tensors, _ = collect(model, optimizer)
+    if untouched and not any(name.startswith(OPTIMIZER) for name in manifest.tensors):
+        # Looking at it above has made it.
+        optimizer.state.clear()
+        tensors = {name: value for name, value in tensors.items() if name.startswith(MODEL)}
     _compare(tensors, manifest, where)
     try:
         load(dict(tensors), storage_reader=reader, planner=DefaultLoadPlanner(flatten_state_dict=False), no_dist=True)

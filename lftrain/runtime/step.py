@@ -73,9 +73,11 @@ class StepRunner:
         self.stop = torch.zeros((), dtype=torch.float64, device=group.device)
         self._places = torch.arange(len(parallel.parameters), device=group.device)
         self._none = len(parallel.parameters)
-        # Fused optimisers leave everything as it is where this is 1, without the host knowing.
+        # Fused optimisers leave everything as it is where this is 1, without the host knowing. Not SGD: its first step, left out, would leave a
+        # momentum that nobody has filled.
         self._on_device = getattr(optimizer, "_step_supports_amp_scaling", False) and all(
-            one.get("fused") for one in optimizer.param_groups
+            one.get("fused") and not (isinstance(optimizer, torch.optim.SGD) and one["momentum"])
+            for one in optimizer.param_groups
         )
         parallel.ready = lambda: mark("backward")
 

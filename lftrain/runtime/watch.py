@@ -41,7 +41,9 @@ class _Window:
     loss: float = 0.0
     items: float = 0.0
     samples: int = 0
-    norm: float = 0.0
+    # Items of the loss, and the norm: of steps that were not skipped.
+    counted: float = 0.0
+    norm: float | None = None
 
 
 class Watch:
@@ -105,6 +107,7 @@ class Watch:
         else:
             self.in_a_row = 0
             window.loss += outcome.loss * outcome.count
+            window.counted += outcome.count
             window.norm = outcome.norm
         if one.number % self._options.metrics.every == 0:
             self._log(one, outcome)
@@ -116,7 +119,7 @@ class Watch:
         times = self._meter.take()
         values: dict[str, Any] = {
             "epoch": one.epoch,
-            "loss": window.loss / window.items if window.items else None,
+            "loss": window.loss / window.counted if window.counted else None,
             "lr": one.lr,
             "norm": window.norm,
             "skipped": self.skipped,
