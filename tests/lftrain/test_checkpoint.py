@@ -18,7 +18,7 @@ from mounts import in_private_namespace, tmpfs
 
 from lfdata.errors import StorageError
 from lfdata.format.durable import Files
-from lftrain import CheckpointOptions
+from lftrain import CheckpointOptions, PrecisionOptions, Runtime
 from lftrain.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from lftrain.runtime.checkpoint import LATEST
 from lftrain.runtime.storage import verify
@@ -218,3 +218,28 @@ def test_export_is_what_the_model_holds(points: Path, tmp_path: Path) -> None:
     found = safetensors.load_file(tmp_path / "model.safetensors")
     assert found.keys() == runtime.model.state_dict().keys()
     assert all(torch.equal(found[name], value) for name, value in runtime.model.state_dict().items())
+
+
+@pytest.mark.parametrize("fused", [True, None])
+def test_a_checkpoint_from_before_any_good_step_can_be_gone_on_from(points: Path, tmp_path: Path, fused: bool | None) -> None:
+    def part(steps: int) -> Any:
+        model = trainkit.make_model(dropout=0.0)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
+        precision = PrecisionOptions(mode="fp16", scale_init=2.0**40, max_skips=100)
+        chosen = trainkit.options(tmp_path, steps, checkpoint=CheckpointOptions(every=1), precision=precision)
+        runtime = Runtime(model, trainkit.loss, trainkit.make_loader(points), optimizer, chosen)
+        runtime.run()
+        return runtime
+
+    first = part(2)
+    assert first.watch.skipped == 2
+    second = part(40)
+    assert second.step == 40 and 2 < second.watch.skipped < 40
+
+
+def test_only_damaged_ones_are_no_reason_to_begin_anew(points: Path, tmp_path: Path) -> None:
+    run(points, tmp_path, 1)
+    (tmp_path / "checkpoints" / "step-00000001" / "manifest.json").unlink()
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="another run.folder"):
+            run(points, tmp_path, 3)

@@ -210,3 +210,17 @@ def test_on_a_cpu_adamw_is_that_of_torch() -> None:
     made[1].load_state_dict(made[0].state_dict())
     options = OptimizerOptions(lr=1e-3)
     assert type(optimizer(models[0], options)) is AdamW
+
+
+def test_hooks_of_adamw_are_called_once_a_step() -> None:
+    model = Stack()
+    torch.optim.AdamW(model.parameters())  # has torch's own step call hooks
+    torch.optim.Adam(model.parameters())
+    one, calls = AdamW(model.parameters(), lr=1e-2), []
+    one.register_step_pre_hook(lambda *_: calls.append("before"))
+    one.register_step_post_hook(lambda *_: calls.append("after"))
+    model(torch.ones(3, 4)).sum().backward()
+    before = [value.detach().clone() for value in model.parameters()]
+    one.step()
+    assert calls == ["before", "after"]
+    assert not any(torch.equal(value, other) for value, other in zip(model.parameters(), before, strict=True))

@@ -111,3 +111,10 @@ def test_the_page_of_options_is_what_the_command_prints() -> None:
 def test_the_example_is_a_good_configuration() -> None:
     found = configuration.load(ROOT / "examples" / "reach" / "train.toml")
     assert found.model.kind == "vla"
+
+
+def test_urls_of_data_are_no_paths(tmp_path: Path) -> None:
+    text = GOOD.replace('path = "shards"', 'path = ["s3://bucket/set", "https://host:1/x", "data/a:b"]')
+    found = configuration.load(written(tmp_path, text + '[held_out]\npath = "gs://bucket/set"\n'))
+    assert found.data.path == ["s3://bucket/set", "https://host:1/x", str(tmp_path / "data/a:b")]
+    assert found.held_out is not None and found.held_out.path == "gs://bucket/set"

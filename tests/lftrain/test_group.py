@@ -5,15 +5,19 @@ from __future__ import annotations
 import _thread
 import ctypes
 import hashlib
+import subprocess
 import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import pytest
+import runkit
 import torch
 
-from lftrain import RunOptions
+from lftrain import DdpOptions, RunOptions
+from lftrain.comm.ddp import Parallel
 from lftrain.comm.group import Group, join
 from lftrain.errors import ConfigError
 
@@ -77,3 +81,43 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch, there: int, lo
     assert join(RunOptions(folder="none", steps=1, device="cpu")).device.type == "cpu"
     if not there:
         assert join(RunOptions(folder="none", steps=1, device="auto")).device.type == "cpu"
+
+
+OWN = """
+import sys
+import torch.distributed as dist
+import trainkit, torch
+from lftrain import Runtime
+rank, store, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+model = trainkit.make_model(dropout=0.0)
+batches = [{"x": torch.ones(4, 4), "y": torch.zeros(4)} for _ in range(3)]
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+result = Runtime(model, trainkit.loss, trainkit.Batches(batches), optimizer, trainkit.options(folder, 3)).run()
+print("done", result.step)
+"""
+
+
+@pytest.mark.slow
+def test_a_group_that_was_not_made_from_the_environment(tmp_path: Path) -> None:
+    environment = {name: value for name, value in runkit.environment().items() if not name.startswith("MASTER_")}
+    words = [sys.executable, "-c", OWN]
+    ranks = [
+        subprocess.Popen(
+            [*words, str(rank), str(tmp_path / "store"), str(tmp_path / "run")],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for one in ranks:
+        out, errors = one.communicate(timeout=120)
+        assert one.returncode == 0 and "done 3" in out, errors[-3000:]
+
+
+def test_hooks_that_do_not_go_together_are_refused() -> None:
+    group = Group(0, 1, 0, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="find_unused"):
+        Parallel(torch.nn.Linear(2, 2), group, DdpOptions(hook="powersgd", find_unused=True))

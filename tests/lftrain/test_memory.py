@@ -196,3 +196,37 @@ def test_growth_that_never_falls_is_told_and_nothing_else(course: list[float], o
     ledger = Ledger(model, torch.optim.SGD(model.parameters()), None, torch.device("cpu"), 50.0)
     told = [grown for value in course for grown in ledger.grown({"leak": value, "still": 3.0})]
     assert [name for name, _ in told] == (["leak"] if owner else [])
+
+
+def test_measuring_is_no_training_for_buffers(tmp_path: Path) -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+            self.out = nn.Linear(4, 1)
+
+        def blocks(self) -> list[nn.Module]:
+            return [self.inner]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.inner(x))  # type: ignore[no-any-return]
+
+    found = []
+    for name, activations in (("none", ActivationOptions()), ("budget", ActivationOptions(mode="budget", budget_mb=1000.0))):
+        torch.manual_seed(0)
+        model = Normed()
+        batches = [
+            {"x": torch.randn(8, 4, generator=torch.Generator().manual_seed(one)), "y": torch.zeros(8)} for one in range(3)
+        ]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        chosen = trainkit.options(tmp_path / name, 3, activations=activations)
+        Runtime(model, trainkit.loss, trainkit.Batches(batches), optimizer, chosen).run()
+        found.append(model.state_dict())
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+    assert int(found[0]["inner.1.num_batches_tracked"]) == 3
+    model = Normed()
+    usage = MicroBatches(
+        model, trainkit.loss, {"x": torch.randn(8, 4), "y": torch.zeros(8)}, PrecisionOptions(), torch.device("cpu")
+    )
+    usage.bytes(4)
+    assert int(model.inner[1].num_batches_tracked) == 0  # type: ignore[arg-type]

@@ -197,3 +197,10 @@ def test_what_makes_no_model_is_named(options: ModelOptions, said: str) -> None:
 
 def none() -> None:
     """For a model.kind that gives nothing."""
+
+
+def test_the_router_of_one_expert_a_token_learns_from_the_task() -> None:
+    torch.manual_seed(0)
+    layer = Experts(8, 16, 4, 1)
+    layer(torch.randn(2, 5, 8)).square().sum().backward()
+    assert float(layer.router.weight.grad.norm()) > 1e-3  # type: ignore[union-attr]

@@ -11,7 +11,7 @@ import torch
 import trainkit
 from torch import nn
 
-from lftrain import PrecisionOptions, Runtime
+from lftrain import MetricsOptions, PrecisionOptions, Runtime
 from lftrain.errors import ConfigError, NonFiniteError
 from lftrain.runtime.precision import Precision
 
@@ -174,3 +174,43 @@ def test_an_optimizer_of_other_parameters_is_refused(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
     with pytest.raises(ConfigError, match="3.weight"):
         Runtime(model, trainkit.loss, trainkit.Batches(ragged(1, [4])), optimizer, trainkit.options(tmp_path, 1))
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "adam"])
+def test_a_first_step_that_is_skipped_leaves_no_trace(tmp_path: Path, kind: str) -> None:
+    """torch's fused SGD makes its momentum in the first step, and would fill it with nothing."""
+    makers: dict[str, Any] = {
+        "sgd": lambda p, fused: torch.optim.SGD(p, lr=1e-2, momentum=0.9, fused=fused),
+        "adamw": lambda p, fused: torch.optim.AdamW(p, lr=1e-2, fused=fused),
+        "adam": lambda p, fused: torch.optim.Adam(p, lr=1e-2, fused=fused),
+    }
+    found = []
+    for fused in (True, None):
+        batches = ragged(1, [8] * 6)
+        batches[0]["x"][0, 0] = float("nan")
+        # What is freed is what uninitialised memory holds next.
+        junk = [torch.full((4096,), 1e30) for _ in range(50)]
+        del junk
+        runtime = trained(tmp_path / f"{fused}", batches, 1, lambda p, fused=fused: makers[kind](p, fused))
+        assert runtime.watch.skipped == 1
+        found.append([one.detach().clone() for one in runtime.model.parameters()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_the_loss_of_a_line_is_that_of_steps_that_counted(tmp_path: Path) -> None:
+    batches = ragged(1, [8] * 6)
+    for number in (1, 2, 5):
+        batches[number]["x"][0, 0] = float("nan")
+    one = [trained(tmp_path / f"{number}", [batches[number]], 1, lambda p: torch.optim.SGD(p, lr=0.0)) for number in (0, 3, 4)]
+    runtime = trained(
+        tmp_path / "all",
+        batches,
+        1,
+        lambda p: torch.optim.SGD(p, lr=0.0),
+        metrics=MetricsOptions(every=6, live="off", memory_every=0),
+    )
+    assert runtime.watch.skipped == 3
+    lines = [json.loads(line) for line in (tmp_path / "all" / "metrics.jsonl").read_text().splitlines()]
+    (line,) = [line for line in lines if line["kind"] == "step"]
+    assert line["loss"] == pytest.approx(sum(each.watch.loss for each in one) / 3, rel=1e-5)
