@@ -56,7 +56,7 @@ def build(config: Config) -> Runtime:
         held_out=held_out,
         held_out_every=config.held_out.every if config.held_out else 0,
         group=group,
-        record={"config": msgspec.to_builtins(config), "parameters": count(model)},
+        record={"config": msgspec.to_builtins(config), "parameters": count(model), "accumulate": accumulate},
     )
     return runtime
 

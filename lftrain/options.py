@@ -51,7 +51,10 @@ class PrecisionOptions(Struct, frozen=True, kw_only=True):
     frozen: Annotated[
         Literal["keep", "compute"], _doc("`compute`: parameters that are not trained are stored in the type of `mode`")
     ] = "compute"
-    clip: Annotated[Above | None, _doc("largest norm of all gradients together, after unscaling; none: no clipping")] = 1.0
+    clip: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        _doc("largest norm of all gradients together, after unscaling; 0 or none: no clipping"),
+    ] = 1.0
     max_skips: Annotated[int, _doc("steps in a row with non-finite gradients after which the run stops", ge=1)] = 20
     scale_init: Annotated[float, _doc("first gradient scale (fp16)", ge=1)] = 2.0**16
     scale_growth_interval: Annotated[int, _doc("good steps after which the scale doubles (fp16)", ge=1)] = 2000

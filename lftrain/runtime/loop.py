@@ -98,7 +98,7 @@ class Runtime:
         self.parallel = Parallel(model, self.group, options.ddp)
         check_parameters(optimizer, self.parallel)
         self.meter = Meter(device)
-        clip = options.precision.clip
+        clip = options.precision.clip or None
         self.runner = StepRunner(loss, self.parallel, optimizer, self.precision, self.group, clip, self.meter.mark)
         self.runner.may_be_unused = options.ddp.find_unused or self.group.world == 1
         micro = accumulate or int(loader.state_dict().get("accumulate", 1))
