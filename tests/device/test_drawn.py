@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,20 @@ def test_a_label_has_the_share_of_the_pixels(pictures: Path) -> None:
         assert torch.allclose(own, batch["image.weight"].double(), atol=1e-7)
         rest = (values == batch["image.partner"][:, None, None]).flatten(1).double().mean(1)
         assert torch.allclose(own + rest, torch.ones(8, dtype=torch.float64)) and height * width == SIDE * SIDE
+
+
+def test_the_recipe_for_labels_runs_as_it_stands(sets: Path) -> None:
+    """docs/scheduler.md."""
+    text = (Path(__file__).parents[2] / "docs" / "scheduler.md").read_text()
+    (code,) = re.findall(r"^## Pictures\n.*?^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    path, seen = batchkit.write_pictures(sets / "recipe", 64, size=40), []
+    model = torch.nn.Sequential(torch.nn.AvgPool2d(16), torch.nn.Flatten(), torch.nn.Linear(3 * 14 * 14, 100))
+    model.register_forward_hook(lambda _module, _given, made: seen.append(made))
+    names: dict[str, Any] = {"path": path, "device": "cpu", "model": model}
+    exec(code, names)
+    assert [tuple(one.shape) for one in seen] == [(64, 100)] and torch.isfinite(names["loss"])
+    names["loss"].backward()
+    names["batches"].close()
 
 
 # -- whoever, whenever ----------------------------------------------------------------------------------------------------
