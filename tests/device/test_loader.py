@@ -494,6 +494,38 @@ def test_a_batch_that_another_thread_awaits_is_not_taken(pictures: Path, where: 
     loader.close()
 
 
+@pytest.mark.parametrize("where", ["cpu", "late"])
+def test_closed_while_a_batch_is_awaited(numbers: Path, where: str, late: Make) -> None:
+    inner = Loader(
+        numbers, 4, {"label": [T.Map("mapkit:slow", (1,), "int64")]}, shuffle="sequential", isolate=True, engine="thread"
+    )
+    inner._producer.steps = 1
+    loader = DeviceLoader(inner, "cpu") if where == "cpu" else on(inner, late())
+    asked = threading.Event()
+
+    def close() -> None:
+        assert asked.wait(60)
+        time.sleep(0.3)
+        loader.close()
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    with pytest.raises(LfdataError, match="was closed, or another iteration of it begun, by another thread"):
+        for _ in iter_after(asked, loader):
+            pass
+    closing.join(60)
+    assert not closing.is_alive() and not inner._pipelines
+    assert next(iter(loader))["__index__"].tolist() == [0, 1, 2, 3]
+    loader.close()
+
+
+def iter_after(event: threading.Event, loader: DeviceLoader) -> Any:
+    """An iteration that is told about."""
+    batches = iter(loader)
+    event.set()
+    return batches
+
+
 @pytest.mark.parametrize("end", ["close", "iter", "set_epoch"])
 def test_an_iteration_that_another_thread_ends_is_told(pictures: Path, end: str, late: Make) -> None:
     loader = on(Loader(pictures, 8, PICTURES, engine="inline"), late())
