@@ -15,6 +15,8 @@ import torch
 
 from benchmarks.gpu import activations, feed, ladder, steady
 from benchmarks.gpu.arms import LADDER, NAMES, NEEDS, TORCH, Setting, arms, there
+from benchmarks.record import RecordError
+from lfdata import DeviceLoader, Loader
 
 
 @pytest.mark.slow
@@ -117,3 +119,11 @@ def test_data_of_other_fields_are_told_in_a_line(tmp_path: Path) -> None:
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert "'tokens'" in done.stderr and "Error: " in done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:the loader has no batches")
+def test_steady_state_needs_a_whole_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, device = batchkit.write_pictures(tmp_path / "d", 8), torch.device("cpu")
+    monkeypatch.setattr(steady, "loader", lambda _case, path, batch, where: DeviceLoader(Loader(path, batch), where))
+    with pytest.raises(RecordError, match="d has no whole batch of 9 rows: take a smaller --batch"):
+        steady.within("native", data, 9, device, 1, 1)
