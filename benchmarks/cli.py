@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from benchmarks.record import RecordError
+from lfdata.errors import LfdataError
 
 COMMANDS = (
     "run",
@@ -45,7 +46,7 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except RecordError as error:
+        except (RecordError, LfdataError) as error:
             raise click.ClickException(str(error)) from error
 
 

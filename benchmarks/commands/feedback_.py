@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from benchmarks.record import save, summary
+from benchmarks.record import RecordError, save, summary
 from lfdata import Loader
 from lfdata import transforms as T
 
@@ -30,6 +30,8 @@ def paces(text: str) -> list[tuple[float, int]]:
 def traced(loader: Loader, steps: list[tuple[float, int]]) -> list[dict[str, Any]]:
     """Every step: when, at what pace, how long it waited, and what the controller had set by then."""
     found: list[dict[str, Any]] = []
+    if not len(loader):
+        raise RecordError("the data set has no whole batch: take a smaller --batch")
     batches = iter(loader)
     began = time.perf_counter()
     for pace, count in steps:

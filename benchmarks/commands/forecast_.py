@@ -7,12 +7,14 @@ from typing import Any
 
 import click
 
-from benchmarks.record import save
+from benchmarks.record import RecordError, save
 from lfdata import Loader
 
 
 def compared(loader: Any, epochs: int) -> dict[str, Any]:
     """Of every tensor: bytes of its largest batch and of all, and the largest error of a batch. ``loader``: a Loader or a DeviceLoader."""
+    if not len(loader):
+        raise RecordError("the data set has no whole batch: take a smaller --batch")
     told = loader.forecast(epochs * len(loader))
     expected = told.bytes if getattr(told, "place", None) is None or not len(told.place) else told.device
     found: dict[str, dict[str, int]] = {name: {"bytes": 0, "largest": 0, "error": 0} for name in expected}
@@ -35,7 +37,7 @@ def compared(loader: Any, epochs: int) -> dict[str, Any]:
 @click.argument("data", type=click.Path(exists=True, path_type=Path))
 @click.option("--field", "fields", multiple=True, help="May be repeated; all by default, as they are stored.")
 @click.option("--batch", default=4, show_default=True)
-@click.option("--epochs", default=3, show_default=True)
+@click.option("--epochs", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--device", help="cuda: also the bytes on the device, of a DeviceLoader.")
 @click.option("--output", type=click.Path(path_type=Path))
 def command(data: Path, fields: tuple[str, ...], batch: int, epochs: int, device: str | None, output: Path | None) -> None:

@@ -162,6 +162,9 @@ def main() -> None:
     parser.add_argument("--seen", type=int, default=40)
     parser.add_argument("--held-out", type=int, default=60)
     chosen = parser.parse_args()
+    for name in ("scale", "seen", "held_out"):
+        if (value := getattr(chosen, name)) < 1:
+            parser.error(f"--{name.replace('_', '-')} is a whole number from 1 on, not {value}")
     device = torch.device(chosen.device)
     log = Log(chosen.output, PART, "benchmarks.gpu.activations", device)
     for name in MODELS:

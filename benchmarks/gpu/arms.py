@@ -34,6 +34,7 @@ NEEDS = {
 TORCH = ("torch DataLoader", f"torch DataLoader{FEW}")
 FORKED = (*TORCH, "webdataset", f"webdataset{FEW}")
 LADDER = ("loader", "registered", "ahead", "kernel", "feedback")
+NAMES = ("resident", "resident uint8", *LADDER, *TORCH, *NEEDS)
 
 
 class Setting:

@@ -27,8 +27,10 @@ from benchmarks import record
 from benchmarks.gpu import arms as ways
 from benchmarks.gpu.consumers import BYSTANDERS, CLASSES, Clock, Launches, Vit, cpu_seconds, measure, stepper
 from benchmarks.gpu.copies import allocation, copy_rates
+from benchmarks.gpu.log import no_gpu
 from lfdata.device.images import _kernels
 
+PARTS = ("copies", "vit", "small", "starved")
 COMPARED = ("resident", "resident uint8")
 # Steps before each timing of what takes little time.
 SMALL_WARM, STARVED_WARM = 40, 8
@@ -248,7 +250,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True, help="data set with pictures")
     parser.add_argument("--output", type=Path, required=True, help="the record, JSON")
     parser.add_argument("--field", default="image")
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--side", type=int, default=224)
     parser.add_argument("--batch", type=int, default=256, help="of the transformer, and of the starved consumer")
     parser.add_argument("--small-batch", type=int, default=32, help="of the launch-bound model")
@@ -258,13 +260,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=None, help="that decode; none: the cores")
     parser.add_argument("--workers", type=int, default=None, help="of torch's DataLoader; none: the cores")
     parser.add_argument("--budget", type=float, default=285.0, help="seconds in all")
-    parser.add_argument("--only", default="copies,vit,small,starved", help="parts, by comma")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, by comma")
     parser.add_argument("--arms", default="", help="ways to feed, by comma; none: all")
     parser.add_argument("--burn", type=int, default=0, help="processes that take a core each, beside all that is measured")
     parser.add_argument("--tiny", action="store_true", help="small models and batches, to see whether it runs")
     options = parser.parse_args(arguments)
     if why := record.writable(options.output):
         parser.error(why)
+    no_gpu(torch.device(options.device), "--device cpu --tiny")
+    parts, wanted = options.only.split(","), options.arms.split(",") if options.arms else []
+    if unknown := [one for one in parts if one not in PARTS]:
+        parser.error(f"--only: there is no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+    if unknown := [one for one in wanted if one not in ways.NAMES]:
+        parser.error(f"--arms: there is no way {unknown[0]!r}; there are {', '.join(ways.NAMES)}")
+    if missing := [one for one in wanted if one in ways.NEEDS and not ways.there(ways.NEEDS[one])]:
+        parser.error(f"--arms: {missing[0]!r} needs {ways.NEEDS[missing[0]]}, which is not installed")
     if options.workers is None:
         options.workers = record.machine()["cores"]
     if options.tiny:
@@ -274,9 +284,9 @@ def main(arguments: list[str] | None = None) -> int:
     random.seed(0)
     if options.device == "cpu":
         warnings.simplefilter("ignore")
-    run, parts = Run(options), options.only.split(",")
+    run = Run(options)
     setting = ways.Setting(options.data, options.field, run.device, options.side, options.threads)
-    chosen = [name for name in ways.arms(setting, 1, 0) if not options.arms or name in options.arms.split(",")]
+    chosen = [name for name in ways.arms(setting, 1, 0) if not wanted or name in wanted]
     vit = {"width": 64, "depth": 2, "heads": 2} if options.tiny else {}
     if "copies" in parts:
         size = options.batch * options.side * options.side * 3

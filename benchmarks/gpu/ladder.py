@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu import checkpointing, costs, data, quality, rungs
-from benchmarks.gpu.log import Log
+from benchmarks.gpu.log import Log, no_gpu
 from benchmarks.gpu.subjects import Bench
 from benchmarks.record import RecordError
 from lfdata.errors import LfdataError
@@ -55,8 +55,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure what is asked for."""
     chosen = arguments()
-    if chosen.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("torch sees no GPU: --device cpu --tiny tries everything on a CPU, and 'lftrain doctor' says what is missing")
+    no_gpu(torch.device(chosen.device), "--device cpu --tiny")
     if chosen.data is None and not chosen.tiny:
         sys.exit("--data FOLDER is wanted: python -m benchmarks.gpu.data PICTURES FOLDER makes it")
     if chosen.only == ["deterministic"]:

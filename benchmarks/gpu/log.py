@@ -16,6 +16,12 @@ from lftrain.runtime.environment import gpu, version
 PACKAGES = ("torch", "triton", "numpy", "pillow", "pillow-simd")
 
 
+def no_gpu(device: torch.device, instead: str) -> None:
+    """Exit if a GPU is asked for and there is none. ``instead``: what goes on a CPU."""
+    if device.type == "cuda" and not torch.cuda.is_available():
+        sys.exit(f"torch sees no GPU: {instead} tries everything on a CPU, and 'lftrain doctor' says what is missing")
+
+
 class Log:
     """A record at ``path``, gone on with if there is one of the same name.
 

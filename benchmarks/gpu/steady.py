@@ -21,11 +21,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.log import Log
+from benchmarks.gpu.log import Log, no_gpu
 from benchmarks.record import RecordError
 from lfdata import DeviceLoader, Loader
 from lfdata import transforms as T
 from lfdata.device import Images
+from lfdata.errors import LfdataError
 
 CALLS = ("mmap", "munmap", "mremap", "brk", "memfd_create", "shmget", "shmat", "clone", "clone3")
 WARM, STEPS = 300, 1000
@@ -45,6 +46,8 @@ def loader(case: str, data: Path, batch: int, device: torch.device) -> DeviceLoa
 def within(case: str, data: Path, batch: int, device: torch.device, warm: int, steps: int) -> dict[str, Any]:
     """The steps, seen from within. ``kept``, the control: a consumer that keeps what it gets."""
     made, kept = loader(case, data, batch, device), []
+    if not len(made):
+        raise RecordError(f"{data.name} has no whole batch of {batch} rows: take a smaller --batch")
     out = torch.zeros((), device=device)
     before: dict[str, int] = {}
     after: dict[str, int] = {}
@@ -160,13 +163,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="made by benchmarks.gpu.data: its folder shards")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--warm", type=int, default=WARM)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--timeout", type=float, default=240)
     parser.add_argument("--within", choices=CASES, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    no_gpu(torch.device(chosen.device), "--device cpu")
+    try:
+        run(chosen)
+    except (LfdataError, RecordError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    except subprocess.CalledProcessError as error:
+        # The case's own process has said why.
+        sys.exit(error.returncode)
+
+
+def run(chosen: argparse.Namespace) -> None:
+    """All cases; or one, in this process."""
     device = torch.device(chosen.device)
     if chosen.within:
         found = within(chosen.within, chosen.data, chosen.batch, device, chosen.warm, chosen.steps)

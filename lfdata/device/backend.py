@@ -194,8 +194,10 @@ def backend_of(device: torch.device | str) -> Backend | None:
         OptionError, DeviceError: a kind of device that is not known; a GPU that is not there.
     """
     try:
+        if not isinstance(device, torch.device | str | int) or isinstance(device, bool):
+            raise TypeError("the name of a device is wanted, 'cuda' or 'cpu'")
         device = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise OptionError(f"device {device!r}: {error}") from error
     if device.type == "cpu":
         return None

@@ -52,6 +52,7 @@ def decoding_of(wanted: str, taker: Taker, device: torch.device, ahead: int, thr
         if device.type == "cuda" and available():
             wanted = measured(torch.cuda.get_device_name(device), taker.threads)
     if wanted == "cpu":
+        taker.store((), "")
         return None
     decoder, names = f"dali {version()}", list(taker.pictures)
     try:
@@ -60,6 +61,7 @@ def decoding_of(wanted: str, taker: Taker, device: torch.device, ahead: int, thr
         taker.store(names, decoder)
     except OptionError:
         if auto:
+            taker.store((), "")
             return None
         raise
     return Decoding(taker, device, ahead, threads or taker.threads)

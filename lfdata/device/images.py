@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from numbers import Real
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +17,7 @@ import lfdata.transforms as T
 from lfdata.device.rule import Rule, by_torch
 from lfdata.errors import OptionError
 from lfdata.loader.drawn import BOX, CROP, FLIP, PARTNER, WEIGHT
-from lfdata.loader.options import real
+from lfdata.loader.options import flag, real
 from lfdata.loader.spec import DrawSpec
 from lfdata.transforms.beta import HIGHEST, LOWEST
 
@@ -41,6 +42,10 @@ class Op(Protocol):
         """What the loader is to draw for it, of batches of so many rows."""
         ...
 
+    def fields(self, name: str) -> Mapping[str, str]:
+        """Which other fields of a batch it takes, by what they are to it."""
+        ...
+
     def out(self, flat: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """The result's tensor over its bytes, for rows of a shape."""
         ...
@@ -58,7 +63,7 @@ class Images:
     ``image.flip``, bool (rows,); ``image.partner``, int64 (rows,), ``image.weight``, float32 (rows,), and ``image.box``, int32 (rows, 4).
 
     Args:
-        mean, std: by channel, of values from 0 to 1.
+        mean, std: by channel, of values from 0 to 1; a number for pictures of one channel.
         dtype: ``"float32"``, ``"float16"`` or ``"bfloat16"``, or torch's.
         channels_last: memory order of the result.
         crop: (height, width) of the part of each picture that is taken, or a number for a square: anywhere in it, with equal chance.
@@ -72,8 +77,8 @@ class Images:
         box: name of a field, int32 (rows, 4): top, bottom, left, right of where the partner's pixels stand instead (CutMix).
     """
 
-    mean: Sequence[float] = IMAGENET_MEAN
-    std: Sequence[float] = IMAGENET_STD
+    mean: Sequence[float] | float = IMAGENET_MEAN
+    std: Sequence[float] | float = IMAGENET_STD
     dtype: Any = "bfloat16"
     channels_last: bool = False
     flip: str | float | None = None
@@ -88,13 +93,18 @@ class Images:
     switch_prob: float = 0.5
 
     def __post_init__(self) -> None:
-        mean, std = tuple(float(one) for one in self.mean), tuple(float(one) for one in self.std)
+        mean, std = _numbers("mean", self.mean), _numbers("std", self.std)
         dtype = DTYPES.get(self.dtype, self.dtype) if isinstance(self.dtype, str) else self.dtype
         if dtype not in DTYPES.values():
             raise OptionError(f"Images: dtype {self.dtype!r}; there are {', '.join(DTYPES)}")
         if len(mean) != len(std) or not mean or not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
             raise OptionError(f"Images: mean {mean} and std {std} are one number a channel, std above 0")
-        for name, value in (("mean", mean), ("std", std), ("dtype", dtype)):
+        for name, value in (
+            ("mean", mean),
+            ("std", std),
+            ("dtype", dtype),
+            ("channels_last", flag("Images: channels_last", self.channels_last)),
+        ):
             object.__setattr__(self, name, value)
         if self.crop is not None:
             try:
@@ -126,9 +136,10 @@ class Images:
 
     def check(self, name: str, dtype: str, row: tuple[int, ...]) -> None:
         """Pictures of one size."""
-        if dtype != "|u1" or len(row) != 3 or row[2] != len(self.mean):
+        channels = len(_numbers("mean", self.mean))
+        if dtype != "|u1" or len(row) != 3 or row[2] != channels:
             raise OptionError(
-                f"ops of field {name!r}: Images takes uint8 pictures of one size and {len(self.mean)} channels (as many as mean has), "
+                f"ops of field {name!r}: Images takes uint8 pictures of one size and {channels} channels (as many as mean has), "
                 f"not {dtype} of shape {row}: end the geometry with a crop or Resize(mode='exact')"
             )
         height, width = self._size(row)
@@ -179,9 +190,23 @@ class Images:
         except KeyError as error:
             raise OptionError(f"ops of field {name!r}: the batch has no {error}; there are {', '.join(batch)}") from None
         rule.check(name, len(rows))
-        scale, bias = _factors(tuple(self.mean), tuple(self.std), rows.device)
+        scale, bias = _factors(_numbers("mean", self.mean), _numbers("std", self.std), rows.device)
         kernels = _kernels() if rows.is_cuda else None
         (by_torch if kernels is None else kernels.pictures)(rows, out, scale, bias, rule)
+
+
+def _numbers(name: str, value: Any) -> tuple[float, ...]:
+    """By channel. Raises :class:`OptionError`."""
+    try:
+        if isinstance(value, Real) and not isinstance(value, bool):
+            return (float(value),)
+        if isinstance(value, str | bytes | Mapping):
+            raise TypeError
+        return tuple(float(one) for one in value)
+    except (TypeError, ValueError, OverflowError):
+        raise OptionError(
+            f"Images: {name} is a number for each channel, such as {IMAGENET_MEAN}, or one number for pictures of one channel, not {value!r}"
+        ) from None
 
 
 @cache

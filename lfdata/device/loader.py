@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,9 +17,14 @@ from lfdata.device.transfer import ABOUT_ROWS, Batch, Transfer
 from lfdata.errors import OptionError
 from lfdata.loader.forecast import Forecast
 from lfdata.loader.loader import Loader
-from lfdata.loader.options import MOST_AHEAD, MOST_THREADS, whole
+from lfdata.loader.options import MOST_AHEAD, MOST_THREADS, size, whole
+from lfdata.loader.pipeline import CLOSE_SECONDS
 from lfdata.loader.spec import DrawSpec
 from lfdata.loader.taker import Taker
+from lfdata.loader.turn import Batches, Turn
+
+WANTED = "a mapping from names of fields to what is made of them, such as {'image': lfdata.device.Images()}"
+METHODS = ("check", "bytes", "draws", "fields", "out", "run")
 
 
 class DeviceLoader:
@@ -28,14 +32,15 @@ class DeviceLoader:
 
     Batches are copied ahead, on a stream of their own, from the loader's slots (page-locked, once) into memory that is reserved once; the
     current stream waits for a batch's copy when it is handed out. What a consumer holds never changes, but memory that it does not give
-    back is not there for the next batches. Use this one's ``state_dict``, ``set_epoch`` and ``close``, not the loader's.
+    back is not there for the next batches. Use this one's ``state_dict``, ``set_epoch`` and ``close``, not the loader's. One thread uses a
+    DeviceLoader, and one DeviceLoader a loader, made before that is iterated: others of other ``ops`` can be made once it is closed.
 
     Args:
         loader: what makes the batches.
         device: ``"cuda"``, ``"cuda:1"``, ...; on ``"cpu"`` these are the loader's own batches, with ``ops``.
         ahead: batches copied, or being copied, beyond the one the consumer has.
         hold: batches that the consumer keeps at a time before it gives them back: micro-batches of a step, say.
-        max_bytes: memory on the device, at most; fewer batches are ahead then.
+        max_bytes: memory on the device, at most, as a number or as ``"1GiB"``; fewer batches are ahead then.
         ops: by field, what is made of it on the device: :class:`lfdata.device.Images`. What is random about that, the loader draws.
         decode: who decodes pictures: ``"cpu"``, the loader; ``"dali"``, NVIDIA DALI (extra ``dali``) does the JPEGs, on the GPU if that is the
             device, and the loader does the others; ``"auto"``, whichever was measured to be faster on such a machine (docs/scheduler.md).
@@ -52,23 +57,24 @@ class DeviceLoader:
         *,
         ahead: int = 2,
         hold: int = 1,
-        max_bytes: int | None = None,
+        max_bytes: int | str | None = None,
         ops: Mapping[str, Op] | None = None,
         decode: str = "cpu",
         decode_threads: int | None = None,
         _backend: Backend | None = None,
     ) -> None:
         ahead, hold = whole("ahead", ahead, 0, MOST_AHEAD), whole("hold", hold, 1, MOST_AHEAD)
-        if max_bytes is not None:
-            max_bytes = whole("max_bytes", max_bytes, 1, sys.maxsize)
+        most = None if max_bytes is None else size("max_bytes", max_bytes, 1)
+        if not isinstance(loader, Loader):
+            raise OptionError(f"loader is an lfdata.Loader, which makes the batches, not {loader!r}")
         if loader.output != "torch":
             raise OptionError(
                 f"{type(loader).__name__} gives arrays of {loader.output}; a DeviceLoader takes the tensors of a Loader"
             )
         backend = _backend or backend_of(device)
         self.loader, self.device = loader, torch.device("cpu") if backend is None else backend.device
-        self._taker, self._ops, self._ahead = Taker(loader), dict(ops or {}), ahead
-        self._taker.aim(self.device.index)
+        self._taker, self._ops, self._ahead = Taker(loader), _checked(ops), ahead
+        self._turn = Turn("DeviceLoader")
         drawn: list[DrawSpec] = []
         for name, op in self._ops.items():
             declared = self._taker.declared(name)
@@ -81,18 +87,27 @@ class DeviceLoader:
                 drawn.append(draws)
         if decode_threads is not None:
             decode_threads = whole("decode_threads", decode_threads, 1, MOST_THREADS)
-        self._taker.draw(drawn)
+        before = self._taker.asked
         try:
+            self._taker.draw(drawn)
+            there = self._taker.names
+            for name, op in self._ops.items():
+                if missing := [(what, field) for what, field in op.fields(name).items() if field not in there]:
+                    what, field = missing[0]
+                    raise OptionError(
+                        f"ops of field {name!r}: {what}={field!r} is the name of a field, and the batches have none of that name; there are "
+                        f"{', '.join(there)}"
+                    )
             self._decoding = decoding_of(decode, self._taker, self.device, 1 if backend is None else ahead + 2, decode_threads)
         except BaseException:
-            self._taker.draw(())
+            self._taker.put_back(before)
             raise
+        self._taker.join()
+        self._taker.aim(self.device.index)
         self._transfer: Transfer | None = None
         if backend is not None:
             # What the consumer has while it asks, what it gets, and what is ahead of that.
-            self._transfer = Transfer(
-                backend, self._taker, Ring(backend, ahead + hold + 1, max_bytes), self._ops, self._decoding
-            )
+            self._transfer = Transfer(backend, self._taker, Ring(backend, ahead + hold + 1, most), self._ops, self._decoding)
         self._under_way: Ahead | None = None
         # The epoch after, once the one under way is ahead to its end.
         self._after: Ahead | None = None
@@ -118,8 +133,9 @@ class DeviceLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch."""
-        self._leave(end=False)
-        self.loader.set_epoch(epoch)
+        with self._turn.held():
+            self._leave(end=False)
+            self.loader.set_epoch(epoch)
 
     def forecast(self, batches: int = 128) -> Forecast:
         """The loader's, from the first batch that is not copied yet, with the bytes of its tensors on the device, and of all memory that is
@@ -153,16 +169,19 @@ class DeviceLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         """One epoch, which one as :meth:`Loader.__iter__` has it. Ends any iteration that is under way."""
-        if self._transfer is None:
-            return self._on_host(iter(self.loader))
-        if self._under_way is None and self._after is not None:
-            self._under_way, self._after = self._after, None
-        else:
-            self._leave(end=False)
-            self._under_way = Ahead(self._taker, self._transfer, self._ahead)
-        return self._iterate(self._under_way, self._transfer)
+        with self._turn.held():
+            self._taker.join_again()
+            if self._transfer is None:
+                return Batches(self._on_host(iter(self.loader)), self._turn)
+            if self._under_way is None and self._after is not None:
+                self._under_way, self._after = self._after, None
+                self._turn.move()
+            else:
+                self._leave(end=False)
+                self._under_way = Ahead(self._taker, self._transfer, self._ahead)
+            return Batches(self._iterate(self._under_way, self._transfer), self._turn)
 
-    def _iterate(self, ahead: Ahead, transfer: Transfer) -> Iterator[Batch]:
+    def _iterate(self, ahead: Ahead, transfer: Transfer) -> Generator[Batch]:
         try:
             while self._under_way is ahead:
                 found = ahead.next()
@@ -175,13 +194,14 @@ class DeviceLoader:
                     self._after.fill(self._ahead - ahead.batches)
                 self.rows = found.rows or {}
                 yield transfer.hand_out(found)
+            self._turn.ended()
         except BaseException:
             # Left, or broken off by a signal or a failure. Nothing stays.
             if self._under_way is ahead:
                 self._leave(end=True)
             raise
 
-    def _on_host(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _on_host(self, batches: Batches) -> Generator[Batch]:
         try:
             for batch in batches:
                 if self._decoding is not None:
@@ -189,7 +209,7 @@ class DeviceLoader:
                 self.rows = {name: batch[name] for name in ABOUT_ROWS if name in batch}
                 yield self._operated(batch) if self._ops else batch
         finally:
-            batches.close()  # type: ignore[attr-defined]
+            batches.close()
 
     def _operated(self, batch: Batch) -> Batch:
         found = dict(batch)
@@ -201,6 +221,7 @@ class DeviceLoader:
         return found
 
     def _leave(self, end: bool) -> None:
+        self._turn.move()
         after, self._after = self._after, None
         ahead, self._under_way = self._under_way, None
         if after is not None:
@@ -209,7 +230,22 @@ class DeviceLoader:
             ahead.leave(end)
 
     def close(self) -> None:
-        """Free everything and close the loader; tensors that are held stay valid. Iterating again starts anew."""
+        """Free everything and close the loader; tensors that are held stay valid. Iterating again starts anew.
+
+        A thread that awaits a batch meanwhile gets an :class:`LfdataError`.
+        """
+        if not self._turn.take():
+            self._turn.move()
+            self.loader.close()
+            if not self._turn.take(CLOSE_SECONDS):
+                self._turn.begin()
+        try:
+            self._close()
+        finally:
+            self._turn.over()
+
+    def _close(self) -> None:
+        self._taker.leave()
         try:
             self._leave(end=True)
         finally:
@@ -234,5 +270,18 @@ class DeviceLoader:
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_batch_change: bool = False) -> None:
         """Go on from a state, which may be one of a Loader, too. Raises :class:`StateError`."""
-        self._leave(end=False)
-        self.loader.load_state_dict(state, allow_batch_change=allow_batch_change)
+        with self._turn.held():
+            self._leave(end=False)
+            self.loader.load_state_dict(state, allow_batch_change=allow_batch_change)
+
+
+def _checked(ops: Any) -> dict[str, Op]:
+    """Operations by field. Raises :class:`OptionError`."""
+    if ops is None:
+        return {}
+    if not isinstance(ops, Mapping):
+        raise OptionError(f"ops is {WANTED}, not {ops!r}")
+    for name, op in ops.items():
+        if isinstance(op, type) or not all(callable(getattr(op, one, None)) for one in METHODS):
+            raise OptionError(f"ops[{name!r}] is {op!r}; ops is {WANTED}")
+    return dict(ops)

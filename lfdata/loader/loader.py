@@ -216,6 +216,8 @@ class Loader:
         self._bad, self._rows, self._copied = 0, 0, 0
         # What decodes stored pictures in place of this loader, if somebody does.
         self._decoder = ""
+        # Those who take batches before the consumer does, as long as they live and are not closed.
+        self._takers: weakref.WeakSet[Any] = weakref.WeakSet()
         # The GPU that somebody copies the batches to.
         self._gpu: int | None = None
         # Batches that the slot handed out last still has.

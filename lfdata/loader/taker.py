@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +21,8 @@ from lfdata.loader.spec import DrawSpec, Spec
 if TYPE_CHECKING:
     from lfdata.loader.loader import Loader
 
+REPLACED = "a DeviceLoader with ops or a decoder of its own was made over this Loader after this iteration was begun: begin another one"
+
 
 class Spot(NamedTuple):
     """Where an iteration is: an epoch, batches done in it, and whether that was loaded and nothing taken since."""
@@ -29,11 +32,20 @@ class Spot(NamedTuple):
     loaded: bool = False
 
 
+class Asked(NamedTuple):
+    """What a loader's batches have beside, or in place of, what its own consumer asked for."""
+
+    drawn: tuple[DrawSpec, ...]
+    stored: tuple[str, ...]
+    decoder: str
+
+
 class Taker:
     """Of one loader."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
+        self._asked = self.asked
 
     def begin(self) -> Iterator[dict[str, torch.Tensor]]:
         """An iteration."""
@@ -130,28 +142,80 @@ class Taker:
         """That decode, in all processes."""
         return self._loader._spec.threads * self._loader._options[1]
 
+    @property
+    def asked(self) -> Asked:
+        """What the batches have now."""
+        spec = self._loader._spec
+        return Asked(spec.drawn, spec.stored, self._loader._decoder)
+
+    def put_back(self, asked: Asked) -> None:
+        """Have what the batches had."""
+        if asked != self.asked:
+            self._replace(msgspec.structs.replace(self._loader._spec, drawn=asked.drawn, stored=asked.stored))
+            self._loader._decoder = asked.decoder
+
+    def join(self) -> None:
+        """Count on what the batches have now: nobody else changes it before :meth:`leave`."""
+        self._asked = self.asked
+        self._loader._takers.add(self)
+
+    def join_again(self) -> None:
+        """After :meth:`leave`. Raises :class:`OptionError`: somebody else has changed it since."""
+        if self._asked != self.asked:
+            raise OptionError(
+                "another DeviceLoader with other ops or another decoder was made over this Loader since this one was closed: "
+                "make a new one, or a Loader for each"
+            )
+        self._loader._takers.add(self)
+
+    def leave(self) -> None:
+        """Others may change what the batches have."""
+        self._loader._takers.discard(self)
+
+    def _may_change(self) -> None:
+        """Raises :class:`OptionError`: somebody would be left with batches that he does not expect, or without."""
+        loader = self._loader
+        if others := set(loader._takers) - {self}:
+            # One that nobody holds may wait for the collector.
+            del others
+            gc.collect()
+            if set(loader._takers) - {self}:
+                raise OptionError(
+                    "there is another DeviceLoader over this Loader, with other ops or another decoder: one DeviceLoader a Loader. "
+                    "Close it first, or make a Loader for each"
+                )
+        if loader._done and not loader._loaded:
+            raise OptionError(
+                f"this Loader is in the middle of an epoch ({loader._done} batches of epoch {loader._epoch} are taken): make a DeviceLoader "
+                "with ops or a decoder of its own before iterating, or call set_epoch or load_state_dict first"
+            )
+
     def store(self, names: Sequence[str], decoder: str) -> None:
-        """Have stored bytes with rectangles in place of pixels, of the JPEGs of some fields (stored.py). Ends an iteration that is under way.
+        """Have stored bytes with rectangles in place of pixels, of the JPEGs of some fields (stored.py); of none, pixels.
 
         Raises:
-            OptionError: a field of which something else is asked.
+            OptionError: a field of which something else is asked; not now, or not beside others.
         """
         loader = self._loader
-        if loader._budget is not None:
+        if (tuple(names), decoder) == self.asked[1:]:
+            return
+        self._may_change()
+        if names and loader._budget is not None:
             raise OptionError("max_bytes counts pixels that the loader decodes: leave it out, or take decode='cpu'")
         self._replace(msgspec.structs.replace(loader._spec, stored=tuple(names)))
         loader._decoder = decoder
 
     def draw(self, drawn: Sequence[DrawSpec]) -> None:
-        """Have the batches say what the device is to do to pictures (drawn.py). Ends an iteration that is under way.
+        """Have the batches say what the device is to do to pictures (drawn.py).
 
         Raises:
-            OptionError: such a loader cannot say it.
+            OptionError: such a loader cannot say it; not now, or not beside others.
         """
         loader = self._loader
         if tuple(drawn) == loader._spec.drawn:
             return
-        if loader._cuts is not None:
+        self._may_change()
+        if drawn and loader._cuts is not None:
             # Where batches are cut depends on what is in them, and a state between two parts must not.
             raise OptionError(
                 f"over='split' cuts batches, and what Images draws for {drawn[0].field!r} belongs to whole ones: leave one of them out"
@@ -167,6 +231,7 @@ class Taker:
             budget.epoch(loader._epoch)
         stop(loader._pipelines)
         loader._move(loader._epoch, loader._done, loaded=loader._loaded)
+        loader._turn.move(REPLACED)
         loader._spec, loader._producer, loader._names = spec, producer, Names(producer.parts)
         loader._budget = budget
 
@@ -193,6 +258,11 @@ class Taker:
     def rows(self) -> int:
         """Rows of a batch."""
         return self._loader._producer.share // self._loader._accumulate
+
+    @property
+    def names(self) -> list[str]:
+        """Of the arrays of a batch."""
+        return [part.name for part in self._loader._producer.parts]
 
     def declared(self, name: str) -> tuple[str, tuple[int, ...]] | None:
         """dtype and shape of a row of a field's array; ``None``: there is none, or its rows differ in length."""

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from lfdata.errors import LfdataError
 
-ENDED = (
-    "this Loader was closed, or another iteration of it begun, by another thread (or a handler of signals) during this one: "
-    "one thread uses a Loader"
+_ENDED = (
+    "this {0} was closed, or another iteration of it begun, by another thread (or a handler of signals) during this one: "
+    "one thread uses a {0}"
 )
-BUSY = "another thread is taking a batch of this Loader: one thread uses a Loader (make one for each)"
+ENDED = _ENDED.format("Loader")
+BUSY = "another thread is taking a batch of this {0}: one thread uses a {0} (make one for each)"
 
 
 class Turn:
-    """Whose turn it is. The thread that has it may come again."""
+    """Whose turn it is. The thread that has it may come again. ``what``: of which class, for messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "Loader") -> None:
+        self._what, self._why = what, ""
         self._lock = threading.RLock()
         # Who ended the iterations under way last.
         self._mover = threading.get_ident()
@@ -31,14 +34,30 @@ class Turn:
         """Somebody else's turn."""
         self._lock.release()
 
-    def move(self) -> None:
-        """This thread ends the iterations that are under way."""
-        self._mover = threading.get_ident()
+    def begin(self) -> None:
+        """It becomes this thread's turn. Raises :class:`LfdataError`: it is another's."""
+        if not self.take():
+            raise LfdataError(BUSY.format(self._what))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """This thread's turn for a while. Raises as :meth:`begin`."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.over()
+
+    def move(self, why: str = "") -> None:
+        """This thread ends the iterations that are under way. ``why``: they are told, also if they are its own."""
+        self._mover, self._why = threading.get_ident(), why
 
     def ended(self) -> None:
-        """An iteration in this thread was ended. Raises :class:`LfdataError`: by another."""
+        """An iteration in this thread was ended. Raises :class:`LfdataError`: by another, or for a reason that is to be told."""
+        if self._why:
+            raise LfdataError(self._why)
         if self._mover != threading.get_ident():
-            raise LfdataError(ENDED)
+            raise LfdataError(_ENDED.format(self._what))
 
 
 class Batches(Iterator[dict[str, Any]]):
@@ -48,8 +67,7 @@ class Batches(Iterator[dict[str, Any]]):
         self._batches, self._turn = batches, turn
 
     def __next__(self) -> dict[str, Any]:
-        if not self._turn.take():
-            raise LfdataError(BUSY)
+        self._turn.begin()
         try:
             return next(self._batches)
         finally:
@@ -57,9 +75,5 @@ class Batches(Iterator[dict[str, Any]]):
 
     def close(self) -> None:
         """Leave it."""
-        if not self._turn.take():
-            raise LfdataError(BUSY)
-        try:
+        with self._turn.held():
             self._batches.close()
-        finally:
-            self._turn.over()

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import batchkit
+import pytest
 from click.testing import CliRunner
 
 from benchmarks.cli import main
@@ -44,3 +45,26 @@ def test_the_forecast_is_what_comes(tmp_path: Path) -> None:
         found = results[where]
         assert found["batches"] == found["foretold"] == 20 and found["error"] == 0
         assert any(one["largest"] * 20 > one["bytes"] > 0 for one in found["fields"].values()), "nothing changes its size"
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "match"),
+    [
+        ("feedback", ["--batch", "0"], "batch_size"),
+        ("feedback", ["--threads", "0"], "threads"),
+        ("feedback", ["--field", "nope"], "nope"),
+        ("feedback", ["--batch", "1000"], "no whole batch: take a smaller --batch"),
+        ("forecast", ["--batch", "0"], "batch_size"),
+        ("forecast", ["--batch", "1000"], "no whole batch: take a smaller --batch"),
+        ("forecast", ["--epochs", "0"], "--epochs"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:the loader has no batches")
+def test_options_that_do_not_go_with_the_data_are_told_in_a_line(
+    command: str, more: list[str], match: str, tmp_path: Path
+) -> None:
+    data = batchkit.write_pictures(tmp_path / "d", 10)
+    done = CliRunner().invoke(main, [command, str(data), *more, "--output", str(tmp_path / "record.json")])
+    assert done.exit_code in (1, 2) and isinstance(done.exception, SystemExit), done.exception
+    assert "Error: " in done.output and match in done.output
+    assert not (tmp_path / "record.json").exists()

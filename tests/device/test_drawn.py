@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from pixelcheck import TOLERANCES, as_float64
 import lfdata.transforms as T
 from lfdata import DeviceLoader, Loader
 from lfdata.device import Images
-from lfdata.errors import LimitError, OptionError
+from lfdata.errors import LfdataError, LimitError, OptionError
 from lfdata.loader.budget import Budget
 from lfdata.transforms.beta import quantile
 
@@ -210,6 +211,20 @@ def test_a_label_has_the_share_of_the_pixels(pictures: Path) -> None:
         assert torch.allclose(own + rest, torch.ones(8, dtype=torch.float64)) and height * width == SIDE * SIDE
 
 
+def test_the_recipe_for_labels_runs_as_it_stands(sets: Path) -> None:
+    """docs/scheduler.md."""
+    text = (Path(__file__).parents[2] / "docs" / "scheduler.md").read_text()
+    (code,) = re.findall(r"^## Pictures\n.*?^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    path, seen = batchkit.write_pictures(sets / "recipe", 64, size=40), []
+    model = torch.nn.Sequential(torch.nn.AvgPool2d(16), torch.nn.Flatten(), torch.nn.Linear(3 * 14 * 14, 100))
+    model.register_forward_hook(lambda _module, _given, made: seen.append(made))
+    names: dict[str, Any] = {"path": path, "device": "cpu", "model": model}
+    exec(code, names)
+    assert [tuple(one.shape) for one in seen] == [(64, 100)] and torch.isfinite(names["loss"])
+    names["loss"].backward()
+    names["batches"].close()
+
+
 # -- whoever, whenever ----------------------------------------------------------------------------------------------------
 
 
@@ -369,9 +384,78 @@ def test_a_field_of_such_a_name_is_not_hidden(sets: Path) -> None:
         assert torch.equal(levels(batch["image"])[row], (turned if flip else plain["image"])[row])
 
 
+NAMES = ["__index__", "__mask__", "image", "label"]
+
+
 def test_another_device_loader_asks_anew(pictures: Path) -> None:
+    """Once the first one is closed, or nobody has it any more; that says so if it is used again."""
     inner = Loader(pictures, 8, FIELDS, seed=5, engine="inline")
     first = DeviceLoader(inner, "cpu", ops={"image": EVERYTHING})
     assert set(DRAWN) <= set(next(iter(first)))
+    first.close()
+    inner.set_epoch(0)
     second = DeviceLoader(inner, "cpu", ops={"image": Images()})
-    assert list(next(iter(second))) == ["__index__", "__mask__", "image", "label"]
+    assert list(next(iter(second))) == NAMES
+    with pytest.raises(OptionError, match="was made over this Loader since this one was closed"):
+        iter(first)
+    del second
+    inner.set_epoch(0)
+    third = DeviceLoader(inner, "cpu", ops={"image": Images(flip=0.5)})
+    assert list(next(iter(third))) == [*NAMES, "image.flip"]
+    third.close()
+    assert list(next(iter(third))) == [*NAMES, "image.flip"]
+
+
+def test_one_device_loader_a_loader(pictures: Path, late: Make) -> None:
+    """The first one goes on as if nobody had tried."""
+    for where in ({"device": "cpu"}, {"_backend": late()}):
+        whole = kept(on(pictures, Images(**PLAIN, flip=0.5)))
+        inner = Loader(pictures, 8, FIELDS, seed=5, engine="inline")
+        first = DeviceLoader(inner, ops={"image": Images(**PLAIN, flip=0.5)}, **where)  # type: ignore[arg-type]
+        for ops in (None, {"image": EVERYTHING}):
+            with pytest.raises(OptionError, match=r"another DeviceLoader over this Loader.*make a Loader for each"):
+                DeviceLoader(inner, "cpu", ops=ops)
+        batches, found = iter(first), []
+        for batch in batches:
+            if (backend := where.get("_backend")) is not None:
+                backend.copies.finish()  # type: ignore[attr-defined]
+            found.append({name: value.clone() for name, value in batch.items()})
+            with pytest.raises(OptionError, match="another DeviceLoader"):
+                DeviceLoader(inner, "cpu")
+        equal(whole, found)
+        first.close()
+
+
+def test_an_epoch_under_way_is_not_ended(pictures: Path) -> None:
+    inner = Loader(pictures, 8, FIELDS, seed=5, engine="inline")
+    expected = batchkit.digests(Loader(pictures, 8, FIELDS, seed=5, engine="inline"))
+    found = []
+    for batch in inner:
+        found.append(batchkit.digest(batch))
+        with pytest.raises(
+            OptionError, match=rf"in the middle of an epoch \({len(found)} batches of epoch 0.*before iterating"
+        ):
+            DeviceLoader(inner, "cpu", ops={"image": Images(flip=0.5)})
+    assert found == expected
+    next(iter(inner))
+    state = inner.state_dict()
+    next(iter(inner))
+    inner.load_state_dict(state)
+    assert len(kept(DeviceLoader(inner, "cpu", ops={"image": Images(flip=0.5)}))) == 5
+
+
+def test_an_iteration_of_which_nothing_is_taken_yet_is_told(pictures: Path) -> None:
+    inner = Loader(pictures, 8, FIELDS, engine="inline")
+    batches = iter(inner)
+    loader = DeviceLoader(inner, "cpu", ops={"image": Images(flip=0.5)})
+    with pytest.raises(LfdataError, match="was made over this Loader after this iteration was begun"):
+        next(batches)
+    assert len(kept(loader)) == 6
+
+
+def test_what_fails_leaves_the_draws_of_others(pictures: Path) -> None:
+    inner = Loader(pictures, 8, FIELDS, seed=5, engine="inline")
+    first = DeviceLoader(inner, "cpu", ops={"image": Images(flip=0.5)})
+    with pytest.raises(OptionError, match="decode is one of"):
+        DeviceLoader(inner, "cpu", ops={"image": Images(flip=0.5)}, decode="nobody")
+    assert "image.flip" in next(iter(first))

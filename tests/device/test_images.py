@@ -166,6 +166,12 @@ def test_results_lie_in_the_ring_and_uint8_travels(pictures: Path, late: Any) ->
         ({"partner": 1}, "Images: partner is the name of a field"),
         ({"mixup": 0.2, "partner": "field"}, "leave one out"),
         ({"weight": "field", "mixup": 0.2}, "partner="),
+        ({"mean": None}, "Images: mean is a number for each channel.*not None"),
+        ({"mean": "123"}, "Images: mean is a number for each channel"),
+        ({"std": ("a", "b", "c")}, "Images: std is a number for each channel"),
+        ({"std": True}, "Images: std"),
+        ({"mean": 0.5}, "one number a channel"),
+        ({"channels_last": "no"}, "Images: channels_last is True or False, not 'no'"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], match: str) -> None:
@@ -179,7 +185,10 @@ def test_options_that_make_no_sense(options: dict[str, Any], match: str) -> None
         ({"image": Images(mean=(0.0,), std=(1.0,))}, "1 channels"),
         ({"label": Images()}, "field 'label': Images takes uint8"),
         ({"picture": Images()}, "no field 'picture'"),
-        ({"image": Images(flip="nothing")}, "the batch has no 'nothing'"),
+        ({"image": "x"}, r"ops\['image'\] is 'x'; ops is a mapping from names of fields"),
+        ({"image": Images}, r"ops\['image'\] is <class"),
+        ([Images()], "ops is a mapping from names of fields to what is made of them"),
+        (Images(), "ops is a mapping"),
         ({"image": Images(partner="label", weight="label")}, "weight is torch.float32"),
     ],
 )
@@ -187,6 +196,37 @@ def test_fields_that_do_not_go_with_it(pictures: Path, ops: dict[str, Any], matc
     with pytest.raises(OptionError, match=match):
         for _ in DeviceLoader(Loader(pictures, 8, {"image": [T.CenterCrop(16)], "label": None}), "cpu", ops=ops):
             pass
+
+
+@pytest.mark.parametrize("what", ["flip", "offset", "partner", "weight", "box"])
+def test_a_field_that_is_not_there_is_told_at_once(pictures: Path, what: str) -> None:
+    """And the loader is as it was."""
+    inner = Loader(pictures, 8, {"image": [T.CenterCrop(16)], "label": None})
+    needed: dict[str, Any] = {"weight": {"partner": "label"}, "box": {"partner": "label"}, "offset": {"crop": 3, "flip": 0.5}}
+    options = needed.get(what, {"crop": 3})
+    with pytest.raises(OptionError, match=rf"'image': {what}='nothing' is the name of a field.*there are .*image, label"):
+        DeviceLoader(inner, "cpu", ops={"image": Images(**options, **{what: "nothing"})})
+    assert list(next(iter(inner))) == ["__index__", "__mask__", "image", "label"]
+
+
+def test_what_is_drawn_for_one_field_is_there_for_another(sets: Path) -> None:
+    path = batchkit.write_all_kinds(sets / "two", complete=True)
+    inner = Loader(path, 4, {"picture": [T.Resize((8, 8))]}, engine="inline")
+    (batch, *_) = DeviceLoader(inner, "cpu", ops={"picture": Images(crop=4, flip=0.5)})
+    assert set(batch) >= {"picture.crop", "picture.flip"}
+    other = Loader(path, 4, {"picture": [T.Resize((8, 8))], "label": None}, engine="inline")
+    (batch, *_) = DeviceLoader(other, "cpu", ops={"picture": Images(crop=4, flip="label")})
+    assert batch["picture"].shape == (4, 3, 4, 4) and "picture.flip" not in batch
+
+
+def test_one_number_for_one_channel() -> None:
+    one, same = Images(mean=0.5, std=np.float32(0.25)), Images(mean=(0.5,), std=torch.tensor([0.25]))  # type: ignore[arg-type]
+    assert one == same
+    grey = torch.arange(24, dtype=torch.uint8).reshape(2, 3, 4, 1)
+    op = Images(mean=0.5, std=0.25, dtype="float32")
+    out = op.out(torch.empty(op.bytes(grey.nbytes, (3, 4, 1)), dtype=torch.uint8), grey.shape)
+    op.run("image", grey, out, {})
+    assert np.abs(out.numpy() - as_float64(Images(mean=(0.5,), std=(0.25,)), {"image": grey})).max() < 1e-5
 
 
 def test_a_partner_that_is_no_row_of_the_batch_is_an_error() -> None:

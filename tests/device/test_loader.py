@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from latedevice import LateBackend, unheld
 import lfdata.transforms as T
 from lfdata import DeviceLoader, Loader
 from lfdata.device import RegistrationWarning
-from lfdata.errors import DecoderError, DeviceError, LimitError, OptionError, SampleError
+from lfdata.errors import DecoderError, DeviceError, LfdataError, LimitError, OptionError, SampleError
 
 # A megabyte a batch, so that each has a slot of its own.
 PICTURES: dict[str, Any] = {"image": [T.RandomResizedCrop(224)], "label": None}
@@ -441,11 +442,102 @@ def test_a_gpu_that_is_not_there_is_an_error_only_if_it_is_asked_for(pictures: P
         ({"hold": 0}, "hold"),
         ({"ahead": 1.5}, "whole number"),
         ({"max_bytes": 0}, "max_bytes"),
+        ({"max_bytes": "much"}, "max_bytes is a number of bytes"),
+        ({"device": None}, "device None: the name of a device is wanted"),
+        ({"device": True}, "device True"),
+        ({"loader": "path"}, "loader is an lfdata.Loader.*not 'path'"),
     ],
 )
 def test_options_that_make_no_sense(pictures: Path, options: dict[str, Any], match: str) -> None:
     with pytest.raises(OptionError, match=match):
-        DeviceLoader(Loader(pictures, 8, PICTURES), **{"device": "cpu", **options})
+        DeviceLoader(**{"loader": Loader(pictures, 8, PICTURES), "device": "cpu", **options})
+
+
+def test_a_bound_may_be_written_with_its_unit(pictures: Path, late: Make) -> None:
+    loader = on(Loader(pictures, 8, PICTURES), late(), max_bytes="4KB")
+    with pytest.raises(LimitError, match=r"4,000"):
+        loader.forecast(1)
+    loader.close()
+
+
+# -- threads --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["cpu", "late"])
+def test_a_batch_that_another_thread_awaits_is_not_taken(pictures: Path, where: str, late: Make) -> None:
+    inner = Loader(pictures, 8, PICTURES, engine="inline")
+    backend = late()
+    loader = DeviceLoader(inner, "cpu") if where == "cpu" else on(inner, backend)
+    batches, inside, go = iter(loader), threading.Event(), threading.Event()
+    plain = inner._producer
+
+    class Slow:
+        def __getattr__(self, name: str) -> Any:
+            if threading.current_thread() is other:
+                inside.set()
+                assert go.wait(60)
+            return getattr(plain, name)
+
+    found: list[Any] = []
+    other = threading.Thread(target=lambda: found.append(next(batches)))
+    inner._producer = Slow()  # type: ignore[assignment]
+    other.start()
+    assert inside.wait(60)
+    for use in (lambda: next(batches), lambda: iter(loader), lambda: loader.set_epoch(0), batches.close):  # type: ignore[attr-defined]
+        with pytest.raises(LfdataError, match="another thread is taking a batch of this DeviceLoader: one thread uses"):
+            use()
+    go.set()
+    other.join(60)
+    inner._producer = plain
+    backend.copies.finish()
+    assert [batchkit.digest(one) for one in found] == batchkit.digests(Loader(pictures, 8, PICTURES))[:1]
+    loader.close()
+
+
+@pytest.mark.parametrize("where", ["cpu", "late"])
+def test_closed_while_a_batch_is_awaited(numbers: Path, where: str, late: Make) -> None:
+    inner = Loader(
+        numbers, 4, {"label": [T.Map("mapkit:slow", (1,), "int64")]}, shuffle="sequential", isolate=True, engine="thread"
+    )
+    inner._producer.steps = 1
+    loader = DeviceLoader(inner, "cpu") if where == "cpu" else on(inner, late())
+    asked = threading.Event()
+
+    def close() -> None:
+        assert asked.wait(60)
+        time.sleep(0.3)
+        loader.close()
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    with pytest.raises(LfdataError, match="was closed, or another iteration of it begun, by another thread"):
+        for _ in iter_after(asked, loader):
+            pass
+    closing.join(60)
+    assert not closing.is_alive() and not inner._pipelines
+    assert next(iter(loader))["__index__"].tolist() == [0, 1, 2, 3]
+    loader.close()
+
+
+def iter_after(event: threading.Event, loader: DeviceLoader) -> Any:
+    """An iteration that is told about."""
+    batches = iter(loader)
+    event.set()
+    return batches
+
+
+@pytest.mark.parametrize("end", ["close", "iter", "set_epoch"])
+def test_an_iteration_that_another_thread_ends_is_told(pictures: Path, end: str, late: Make) -> None:
+    loader = on(Loader(pictures, 8, PICTURES, engine="inline"), late())
+    batches = iter(loader)
+    next(batches)
+    ways = {"close": loader.close, "iter": lambda: iter(loader), "set_epoch": lambda: loader.set_epoch(1)}
+    other = threading.Thread(target=ways[end])
+    other.start()
+    other.join(60)
+    with pytest.raises(LfdataError, match="this DeviceLoader was closed, or another iteration of it begun, by another thread"):
+        next(batches)
+    loader.close()
 
 
 def test_importing_lfdata_imports_neither_torch_nor_the_device_path() -> None:

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import lfdata.transforms as T
-from lfdata import Loader
+from lfdata import DeviceLoader, Loader
 from lfdata.codecs.base import IMAGE_CODECS
 from lfdata.codecs.pixels import CropDecoder
+from lfdata.errors import OptionError
 from lfdata.loader.taker import Taker
 
 FIELDS: dict[str, Any] = {"image": [T.RandomResizedCrop(24), T.RandomHorizontalFlip()], "label": None}
@@ -88,3 +89,29 @@ def test_a_batch_again_is_the_loaders_own(pictures: Path) -> None:
     for ours, _ in zip(plain, taker.begin(), strict=True):
         again = taker.again(taker.spot)
         assert list(again) == list(ours) and all(torch.equal(value, again[name]) for name, value in ours.items())
+
+
+def test_who_comes_after_gets_pixels(pictures: Path) -> None:
+    """The one who asked for stored bytes is gone; as long as he is there, nobody else changes what comes."""
+    plain = Loader(pictures, 6, FIELDS, seed=2, engine="inline")
+    loader = Loader(pictures, 6, FIELDS, seed=2, engine="inline")
+    first = Taker(loader)
+    first.store(["image"], "a test")
+    first.join()
+    with pytest.raises(OptionError, match="another DeviceLoader over this Loader"):
+        DeviceLoader(loader, "cpu")
+    assert "image.stored" in next(iter(loader))
+    first.leave()
+    loader.set_epoch(0)
+    assert batchkit.digests(DeviceLoader(loader, "cpu")) == batchkit.digests(plain)  # type: ignore[arg-type]
+    assert loader.state_dict() == plain.state_dict()
+
+
+def test_an_epoch_under_way_is_not_ended(pictures: Path) -> None:
+    loader = Loader(pictures, 6, FIELDS, seed=2, engine="inline")
+    taken = 0
+    for _ in loader:
+        taken += 1
+        with pytest.raises(OptionError, match="in the middle of an epoch"):
+            Taker(loader).store(["image"], "a test")
+    assert taken == 5
