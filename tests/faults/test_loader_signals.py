@@ -316,7 +316,7 @@ def test_interrupted_at_random_often(dataset: Path, place: Path, door: Path) -> 
 @pytest.mark.fault
 def test_interrupted_as_it_starts_nothing_stays_in_a_process_that_goes_on(dataset: Path) -> None:
     """As in a notebook: Ctrl-C in the first milliseconds, caught, and on."""
-    rng, threads = random.Random(3), threading.active_count()
+    rng, threads, others = random.Random(3), threading.active_count(), set(children(os.getpid()))
     handler = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     came = 0
     try:
@@ -334,7 +334,8 @@ def test_interrupted_as_it_starts_nothing_stays_in_a_process_that_goes_on(datase
             del one
     finally:
         signal.signal(signal.SIGALRM, handler)
-    assert came == 40 and not children(os.getpid())
+    # Those of other tests (a fork server, say) are none of its.
+    assert came == 40 and set(children(os.getpid())) <= others
     assert threading.active_count() == threads
     assert "memfd:lfdata-slots" not in Path("/proc/self/maps").read_text()
 
