@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from lfdata.errors import MissingExtraError
+from lfdata.storage.urls import is_url
 from lftrain.errors import ConfigError
 from lftrain.options import Config
 
@@ -193,7 +194,7 @@ def _override(found: dict[str, Any], text: str) -> None:
 
 def _from(base: Path, path: str) -> str:
     """A path of data, which may be a URL."""
-    return path if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path) else str(base / path)
+    return path if is_url(path) else str(base / path)
 
 
 def _with_folder(config: Config, base: Path) -> Config:

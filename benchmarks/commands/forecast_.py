@@ -16,7 +16,7 @@ def compared(loader: Any, epochs: int) -> dict[str, Any]:
     if not len(loader):
         raise RecordError("the data set has no whole batch: take a smaller --batch")
     told = loader.forecast(epochs * len(loader))
-    expected = told.bytes if getattr(told, "place", None) is None or not len(told.place) else told.device
+    expected = told.device or told.bytes
     found: dict[str, dict[str, int]] = {name: {"bytes": 0, "largest": 0, "error": 0} for name in expected}
     number = 0
     for _ in range(epochs):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -27,6 +27,7 @@ log = logging.getLogger("lfdata")
 Tensors = Mapping[str, torch.Tensor]
 
 
+@runtime_checkable
 class Op(Protocol):
     """What is done to a field on the device."""
 

@@ -130,6 +130,6 @@ def pictures(images: torch.Tensor, out: torch.Tensor, scale: torch.Tensor, bias:
         MIX=partner is not None,
         WEIGHT=weight is not None,
         BOX=box is not None,
-        EITHER=bool(rule.either),
+        EITHER=rule.either,
         BLOCK=BLOCK,
     )

@@ -24,7 +24,6 @@ from lfdata.loader.taker import Taker
 from lfdata.loader.turn import Batches, Turn
 
 WANTED = "a mapping from names of fields to what is made of them, such as {'image': lfdata.device.Images()}"
-METHODS = ("check", "bytes", "draws", "fields", "out", "run")
 
 
 class DeviceLoader:
@@ -282,6 +281,6 @@ def _checked(ops: Any) -> dict[str, Op]:
     if not isinstance(ops, Mapping):
         raise OptionError(f"ops is {WANTED}, not {ops!r}")
     for name, op in ops.items():
-        if isinstance(op, type) or not all(callable(getattr(op, one, None)) for one in METHODS):
+        if isinstance(op, type) or not isinstance(op, Op):
             raise OptionError(f"ops[{name!r}] is {op!r}; ops is {WANTED}")
     return dict(ops)

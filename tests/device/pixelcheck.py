@@ -136,7 +136,10 @@ def by_kernel(op: Images, batch: dict[str, Any], out: torch.Tensor) -> None:
 
     images = batch["image"]
     scale, bias = _factors(tuple(op.mean), tuple(op.std), images.device)
-    rule = Rule(**{what: batch[field] for what, field in op.fields("image").items()}, either=op.mixup or op.cutmix)
+    rule = Rule(
+        **{what: batch[field] for what, field in op.fields("image").items()},
+        either=op.mixup is not None or op.cutmix is not None,
+    )
     kernels.pictures(images, out, scale, bias, rule)
 
 
