@@ -39,12 +39,9 @@ class Backend(Protocol):
         """The first ``size`` bytes as a tensor with a storage of its own, and its owner: who lives as long as any view of it."""
         ...
 
-    def copy(self, pairs: Sequence[Pair]) -> None:
-        """Copy on the stream of copies: (target on the device, source on the host). Sources must stay as they are until that is done."""
-        ...
-
-    def enqueue(self, work: Callable[[], None]) -> None:
-        """Have work done on the stream of copies."""
+    def copy(self, pairs: Sequence[Pair], work: Callable[[], None] | None = None) -> None:
+        """Copy on the stream of copies: (target on the device, source on the host), and have work done there then. Sources must stay as they
+        are until that is done."""
         ...
 
     def record(self) -> Event:
@@ -123,14 +120,12 @@ class CudaBackend:
         owner = _Owner(memory, size)
         return torch.as_tensor(owner, device=self.device), owner
 
-    def copy(self, pairs: Sequence[Pair]) -> None:
+    def copy(self, pairs: Sequence[Pair], work: Callable[[], None] | None = None) -> None:
         with torch.cuda.stream(self._stream):
             for target, source in pairs:
                 target.copy_(source, non_blocking=True)
-
-    def enqueue(self, work: Callable[[], None]) -> None:
-        with torch.cuda.stream(self._stream):
-            work()
+            if work is not None:
+                work()
 
     def record(self) -> Event:
         event = torch.cuda.Event()

@@ -191,7 +191,7 @@ class Images:
         except KeyError as error:
             raise OptionError(f"ops of field {name!r}: the batch has no {error}; there are {', '.join(batch)}") from None
         rule.check(name, len(rows))
-        scale, bias = _factors(_numbers("mean", self.mean), _numbers("std", self.std), rows.device)
+        scale, bias = _factors(self.mean, self.std, rows.device)
         kernels = _kernels() if rows.is_cuda else None
         (by_torch if kernels is None else kernels.pictures)(rows, out, scale, bias, rule)
 

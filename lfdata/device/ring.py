@@ -27,11 +27,13 @@ class Place:
         memory: uint8 (n,).
         released: from when on it may be overwritten; ``None``: the stream of copies alone has used it.
         extra: it is none of the ring's.
+        views: tensors over it, and for what kind of batches.
     """
 
     memory: torch.Tensor
     released: Event | None = None
     extra: bool = False
+    views: tuple[Any, dict[str, torch.Tensor]] | None = None
 
 
 class Ring:

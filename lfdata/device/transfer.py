@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,17 +21,33 @@ from lfdata.loader.taker import Spot, Taker
 # What a batch says of its rows stays on the host too.
 ABOUT_ROWS = ("__index__", "__index__" + OFFSETS, "__source__", "__mask__", "__part__")
 Batch = dict[str, torch.Tensor]
+# Kinds of batches that are remembered. Bytes of the largest element of a tensor.
+PLANS, LARGEST = 8, 16
 
 
 class Part(NamedTuple):
-    """A tensor of a batch: where its bytes lie in the batch's place, and what is in them."""
+    """A tensor of a batch: where its bytes lie in the batch's place, and what is in them. Of one that something is made of: where the result's
+    bytes lie, and in the staging area its own."""
 
     name: str
     at: int
     size: int
     dtype: torch.dtype
     shape: torch.Size
+    stride: tuple[int, ...]
     op: Op | None
+    staged: int
+
+
+class Plan(NamedTuple):
+    """Of batches whose tensors are alike: their tensors, bytes in a place, and in the staging area."""
+
+    parts: tuple[Part, ...]
+    size: int
+    room: int
+
+
+NOTHING = Plan((), 0, 0)
 
 
 @dataclass(slots=True)
@@ -45,8 +61,7 @@ class Copied:
 
     spot: Spot
     place: Place | None = None
-    parts: tuple[Part, ...] = ()
-    size: int = 0
+    plan: Plan = NOTHING
     done: Event | None = None
     rows: Batch | None = None
     error: Exception | None = None
@@ -69,6 +84,9 @@ class Transfer:
         self._decoding = decoding
         self.sizes = Sizes.of(taker, self._ops, () if decoding is None else decoding.beside)
         self._staging: torch.Tensor | None = None
+        # By names, dtypes and shapes of a batch: most are like the one before. And the views of the staging area for one.
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._staged: tuple[Plan, Batch] | None = None
         self.registered: Registered | None = None
         # Host batches whose copies are not known to be done, with their slots: they must not be filled anew.
         self._held: deque[tuple[Event, Any, int | None]] = deque()
@@ -121,40 +139,27 @@ class Transfer:
         return self._begin(batch, pieces, self._slot_of(whole))
 
     def _begin(self, batch: Batch, pieces: dict[str, Piece], slot: int | None) -> Copied:
-        parts, size = self._parts(batch)
-        place = self.ring.take(size) or self.ring.more(size)
-        backend, memory = self._backend, place.memory
+        plan, backend = self._planned(batch), self._backend
+        place = self.ring.take(plan.size) or self.ring.more(plan.size)
         if place.released is not None:
             backend.wait(place.released)
             place.released = None
-        staged = [part for part in parts if part.op is not None]
-        staging = self._room(sum(aligned(batch[part.name].nbytes) for part in staged))
-        inputs: Batch = {}
-        at = 0
-        for part in parts:
-            if part.op is None:
-                inputs[part.name] = _view(memory, part.at, part.size, part.dtype, part.shape)
-            else:
-                size_in = batch[part.name].nbytes
-                inputs[part.name] = _view(staging, at, size_in, part.dtype, part.shape)
-                at += aligned(size_in)
-
+        inputs = self._views(plan, place)
         # What is still decoded comes later, with what is made of it.
-        sources = {name: value for name, value in batch.items() if name not in pieces}
-        backend.copy([(inputs[name], value) for name, value in sources.items() if value.numel()])
-        done = backend.record()
-        self._held.append((done, sources, slot))
+        sources = {name: value for name, value in batch.items() if name not in pieces} if pieces else batch
+        found = Copied(self._taker.spot, place, plan, inputs=inputs, pieces=pieces)
+        parts = [part for part in plan.parts if part.op is not None and part.name not in pieces]
+        pairs = [(inputs[name], value) for name, value in sources.items() if value.numel()]
+        backend.copy(pairs, self._operation(found, parts) if parts else None)
+        found.done = backend.record()
+        self._held.append((found.done, sources, slot))
         self.batches += 1
         self.bytes += sum(value.nbytes for value in sources.values())
-        rows = {name: batch[name].clone() for name in ABOUT_ROWS if name in batch}
-        found = Copied(self._taker.spot, place, parts, size, done, rows, inputs=inputs, pieces=pieces)
-        self._operate(found, [part for part in staged if part.name not in pieces])
+        found.rows = {name: batch[name].clone() for name in ABOUT_ROWS if name in batch}
         return found
 
-    def _operate(self, copied: Copied, parts: Sequence[Part]) -> None:
-        """Have operations done, after the copies so far."""
-        if not parts:
-            return
+    def _operation(self, copied: Copied, parts: Sequence[Part]) -> Callable[[], None]:
+        """Operations, to be done after the copies."""
         place, inputs = copied.place, copied.inputs
         assert place is not None
         memory = place.memory
@@ -165,8 +170,7 @@ class Transfer:
                 out = part.op.out(memory[part.at : part.at + part.size], part.shape)
                 part.op.run(part.name, inputs[part.name], out, inputs)
 
-        self._backend.enqueue(operate)
-        copied.done = self._backend.record()
+        return operate
 
     def completed(self, copied: Copied) -> Copied:
         """The batch, whose pictures are waited for if others than the loader decode them. Raises what making it raises."""
@@ -180,28 +184,44 @@ class Transfer:
             made: Copied = decoding.again(copied.spot, why, lambda batch: self._begin(batch, {}, None))
             made.spot = copied.spot
             return made
-        self._backend.copy(pairs)
+        parts = [part for part in copied.plan.parts if part.op is not None and part.name in pieces]
+        self._backend.copy(pairs, self._operation(copied, parts) if parts else None)
         copied.done = self._backend.record()
         # Its memory is the decoder's, who uses it again once it is let go of.
         self._held.append((copied.done, pairs, None))
-        self._operate(copied, [part for part in copied.parts if part.op is not None and part.name in pieces])
         copied.pieces = {}
         return copied
 
-    def _parts(self, batch: Batch) -> tuple[tuple[Part, ...], int]:
-        parts, at = [], 0
+    def _planned(self, batch: Batch) -> Plan:
+        """Where everything of a batch lies."""
+        key = tuple((name, value.dtype, value.shape) for name, value in batch.items())
+        found = self._plans.get(key)
+        if found is not None:
+            return found
+        parts, at, room = [], 0, 0
         for name, value in batch.items():
             op = self._ops.get(name)
             size = value.nbytes if op is None else op.bytes(value.nbytes, value.shape[1:])
-            parts.append(Part(name, at, size, value.dtype, value.shape, op))
+            stride = torch.empty(value.shape, device="meta").stride()
+            parts.append(Part(name, at, size, value.dtype, value.shape, stride, op, room))
             at += aligned(size)
-        return tuple(parts), at
+            room += 0 if op is None else aligned(value.nbytes)
+        if len(self._plans) >= PLANS:
+            self._plans.clear()
+        return self._plans.setdefault(key, Plan(tuple(parts), at, room))
 
-    def _room(self, size: int) -> torch.Tensor:
-        """Memory for what operations work on: one batch's at a time, as the stream of copies goes."""
-        if self._staging is None or self._staging.numel() < size:
-            self._staging = self._backend.memory(size)
-        return self._staging
+    def _views(self, plan: Plan, place: Place) -> Batch:
+        """A batch's tensors on the device, before operations: in its place, or in the staging area."""
+        if place.views is None or place.views[0] is not plan:
+            place.views = plan, _views(place.memory, [(part, part.at) for part in plan.parts if part.op is None])
+        if not plan.room:
+            return place.views[1]
+        if self._staging is None or self._staging.numel() < plan.room:
+            # One batch's at a time, as the stream of copies goes.
+            self._staging, self._staged = self._backend.memory(plan.room), None
+        if self._staged is None or self._staged[0] is not plan:
+            self._staged = plan, _views(self._staging, [(part, part.staged) for part in plan.parts if part.op is not None])
+        return {**place.views[1], **self._staged[1]}
 
     def hand_out(self, copied: Copied) -> Batch:
         """A batch's tensors, for work on the current stream."""
@@ -213,14 +233,15 @@ class Transfer:
         backend.hold(consumer, copied.done)
         if before is not None:
             self._waits.append((before, backend.note(consumer, timed=True)))
-        flat = self.ring.lend(place, copied.size, consumer)
+        plan, flat = copied.plan, self.ring.lend(place, copied.plan.size, consumer)
         copied.place, copied.inputs = None, {}
-        return {
-            part.name: _view(flat, part.at, part.size, part.dtype, part.shape)
-            if part.op is None
-            else part.op.out(flat[part.at : part.at + part.size], part.shape)
-            for part in copied.parts
-        }
+        found, typed = {}, dict[torch.dtype, torch.Tensor]()
+        for part in plan.parts:
+            if part.op is None:
+                found[part.name] = _view(flat, part, part.at, typed)
+            else:
+                found[part.name] = part.op.out(flat[part.at : part.at + part.size], part.shape)
+        return found
 
     def drop(self, copied: Copied) -> None:
         """A batch that nobody will get. What is copied into its place next comes after it on the same stream."""
@@ -268,7 +289,7 @@ class Transfer:
             self._waits.clear()
             if self._decoding is not None:
                 self._decoding.close()
-            self._staging = None
+            self._staging = self._staged = None
             self.ring.close()
 
     def report(self) -> dict[str, Any]:
@@ -290,5 +311,16 @@ class Transfer:
         }
 
 
-def _view(flat: torch.Tensor, at: int, size: int, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
-    return flat[at : at + size].view(dtype).view(shape)
+def _view(flat: torch.Tensor, part: Part, at: int, typed: dict[torch.dtype, torch.Tensor]) -> torch.Tensor:
+    """A tensor over bytes of ``flat``, which is the beginning of a storage. ``typed``: all of it by dtype, filled here."""
+    values = typed.get(part.dtype)
+    if values is None:
+        values = typed[part.dtype] = flat[: flat.numel() // LARGEST * LARGEST].view(part.dtype)
+    return values.as_strided(part.shape, part.stride, at // part.dtype.itemsize)
+
+
+def _views(flat: torch.Tensor, parts: Sequence[tuple[Part, int]]) -> Batch:
+    """Tensors over memory that is used again and again, whatever mode the consumer is in now."""
+    typed: dict[torch.dtype, torch.Tensor] = {}
+    with torch.inference_mode(False):
+        return {part.name: _view(flat, part, at, typed) for part, at in parts}

@@ -146,8 +146,9 @@ class Pipeline:
         """Whether :meth:`get` would not wait for anybody else. Slots that have come back get work. Raises :class:`DecoderError`."""
         if isinstance(self._engine, InlineEngine):
             return True
-        while (done := self._engine.poll()) is not None:
-            self._keep(done)
+        if not self._flying or self._flying[0].number not in self._answers:
+            while (done := self._engine.poll()) is not None:
+                self._keep(done)
         if not self._flying or _begin(self._flying[0]) != (epoch, step, row):
             return False
         self._submit(epoch, step, row)

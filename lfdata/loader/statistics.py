@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
+import math
 import time
 from typing import Any
-
-import numpy as np
 
 from lfdata.loader.jobs import Done
 from lfdata.loader.spans import STAGES
@@ -21,21 +22,22 @@ class Histogram:
     """Seconds."""
 
     def __init__(self) -> None:
-        self._counts = np.zeros(AN_OCTAVE * OCTAVES + 1, np.int64)
+        # A list: adding one to an element of an array takes several times as long.
+        self._counts = [0] * (AN_OCTAVE * OCTAVES + 1)
         self.seconds = 0.0
 
     def add(self, seconds: float, times: int = 1) -> None:
         """The same value some times."""
-        bucket = 0 if seconds <= _SMALLEST else int(np.ceil(AN_OCTAVE * np.log2(seconds / _SMALLEST)))
+        bucket = 0 if seconds <= _SMALLEST else math.ceil(AN_OCTAVE * math.log2(seconds / _SMALLEST))
         self._counts[min(bucket, len(self._counts) - 1)] += times
         self.seconds += seconds * times
 
     def report(self) -> dict[str, float]:
         """Values counted, their sum in seconds, and percentiles in milliseconds (upper ends of buckets)."""
-        total, found = int(self._counts.sum()), {}
-        reached = np.cumsum(self._counts)
+        total, found = sum(self._counts), {}
+        reached = list(itertools.accumulate(self._counts))
         for percent in (50, 95, 99):
-            bucket = int(np.searchsorted(reached, max(1, -(-total * percent // 100)))) if total else 0
+            bucket = bisect.bisect_left(reached, max(1, -(-total * percent // 100))) if total else 0
             found[f"p{percent}_ms"] = 1000 * _SMALLEST * 2 ** (bucket / AN_OCTAVE) if total else 0.0
         return {"count": total, "seconds": self.seconds, **found}
 

@@ -129,7 +129,7 @@ class LateBackend:
         owner = _Owner(memory, size)
         return torch.from_numpy(np.asarray(owner)), owner
 
-    def copy(self, pairs: Any) -> None:
+    def copy(self, pairs: Any, work: Callable[[], None] | None = None) -> None:
         # What is copied when its time comes is what is there then.
         reads = [(target, unheld(source)) for target, source in pairs]
         self._pending.append(None)
@@ -140,9 +140,8 @@ class LateBackend:
             self._pending.pop()
 
         self.copies.late(done)
-
-    def enqueue(self, work: Callable[[], None]) -> None:
-        self.copies.late(work)
+        if work is not None:
+            self.copies.late(work)
 
     def record(self) -> LateEvent:
         return self.copies.record()

@@ -50,9 +50,9 @@ def delay_copies(monkeypatch: pytest.MonkeyPatch, cycles: int) -> None:
     """The stream of copies is busy before each."""
     copy = CudaBackend.copy
 
-    def late(self: CudaBackend, pairs: Any) -> None:
-        self.enqueue(lambda: busy(cycles))
-        copy(self, pairs)
+    def late(self: CudaBackend, pairs: Any, work: Any = None) -> None:
+        copy(self, [], lambda: busy(cycles))
+        copy(self, pairs, work)
 
     monkeypatch.setattr(CudaBackend, "copy", late)
 

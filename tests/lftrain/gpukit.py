@@ -88,8 +88,8 @@ def steps(folder: Path) -> list[dict[str, Any]]:
     return [line for line in lines(folder) if line["kind"] == "step"]
 
 
-def losses(folder: Path) -> list[float]:
-    """Of each step."""
+def losses(folder: Path) -> list[float | None]:
+    """Of each step that was not skipped."""
     return [line["loss"] for line in steps(folder)]
 
 
