@@ -33,7 +33,7 @@ NEEDS = {
 }
 TORCH = ("torch DataLoader", f"torch DataLoader{FEW}")
 FORKED = (*TORCH, "webdataset", f"webdataset{FEW}")
-LADDER = ("loader", "registered", "ahead", "kernel", "feedback")
+LADDER = ("loader", "registered", "ahead", "kernel", "background", "feedback")
 NAMES = ("resident", "resident uint8", *LADDER, *TORCH, *NEEDS)
 
 
@@ -124,12 +124,18 @@ def plain(setting: Setting, batch: int, register: bool = False) -> Arm:
     return Arm(batches(), close, loader.stats)
 
 
-def on_device(setting: Setting, batch: int, kernel: bool, decode: str = "cpu", **options: Any) -> Arm:
-    """DeviceLoader; ``kernel``: with pictures made by it, else by torch's operations in the step; ``decode``: by whom they are decoded."""
+def on_device(setting: Setting, batch: int, kernel: bool, decode: str = "cpu", background: bool = False, **options: Any) -> Arm:
+    """DeviceLoader; ``kernel``: with pictures made by it, else by torch's operations in the step; ``decode``: by whom they are decoded;
+    ``background``: its thread takes them."""
     # In the memory order that torch's operations give.
     ops = {setting.field: Images(channels_last=True)} if kernel else None
     loader = DeviceLoader(
-        setting.loader(batch, **options), setting.device, ops=ops, decode=decode, decode_threads=setting.threads
+        setting.loader(batch, **options),
+        setting.device,
+        ops=ops,
+        decode=decode,
+        decode_threads=setting.threads,
+        background=background,
     )
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -275,7 +281,8 @@ def arms(setting: Setting, batch: int, workers: int) -> dict[str, Callable[[], A
         "registered": lambda: plain(setting, batch, register=True),
         "ahead": lambda: on_device(setting, batch, kernel=False),
         "kernel": lambda: on_device(setting, batch, kernel=True),
-        "feedback": lambda: on_device(setting, batch, kernel=True, feedback=True),
+        "background": lambda: on_device(setting, batch, kernel=True, background=True),
+        "feedback": lambda: on_device(setting, batch, kernel=True, background=True, feedback=True),
         **{
             name: (lambda count=count: torch_loader(setting, batch, count))  # type: ignore[misc]
             for name, count in zip(TORCH, (workers, quarter(workers)), strict=True)

@@ -11,6 +11,7 @@ import torch
 
 from lfdata.errors import OptionError
 from lfdata.loader.batch import Names, cut, maker
+from lfdata.loader.feedback import Feedback
 from lfdata.loader.forecast import Forecast, forecast
 from lfdata.loader.images import ImageFiller
 from lfdata.loader.pipeline import reserve, start, stop
@@ -99,14 +100,18 @@ class Taker:
     @property
     def watched(self) -> bool:
         """Whether anybody wants to know of :meth:`copied`."""
-        pipelines = self._loader._pipelines
-        return bool(pipelines) and pipelines[0].feedback is not None
+        return self._feedback is not None
 
     def copied(self, seconds: float) -> None:
         """The device waited so long for a copy."""
-        pipelines = self._loader._pipelines
-        if pipelines and pipelines[0].feedback is not None:
-            pipelines[0].feedback.copied(seconds)
+        if (feedback := self._feedback) is not None:
+            feedback.copied(seconds)
+
+    @property
+    def _feedback(self) -> Feedback | None:
+        # Another thread may be starting a pipeline anew.
+        pipeline = next(iter(self._loader._pipelines), None)
+        return None if pipeline is None else pipeline.feedback
 
     def forecast(self, batches: int, at: tuple[int, int] | None = None) -> Forecast:
         """Of the next batches, or of those after some batches of an epoch."""

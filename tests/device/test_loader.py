@@ -6,7 +6,7 @@ import gc
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,19 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "packed": ("numbers", {"fields": ["ids"], "packing": {"field": "ids", "window": 32, "capacity": 9}}),
 }
 Make = Callable[..., LateBackend]
+BACKGROUND = [False]
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["", "background"])
+def background(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Who takes and copies batches."""
+    BACKGROUND[0] = request.param
+    yield
+    BACKGROUND[0] = False
 
 
 def on(loader: Loader, backend: LateBackend, **options: Any) -> DeviceLoader:
-    return DeviceLoader(loader, _backend=backend, **options)
+    return DeviceLoader(loader, _backend=backend, background=BACKGROUND[0], **options)
 
 
 def consumed(loader: DeviceLoader, backend: LateBackend, found: list[str], hold: int = 1, most: int = 1 << 30) -> None:

@@ -1,0 +1,192 @@
+"""Batches that a thread takes and copies in the middle of the consumer's steps."""
+
+from __future__ import annotations
+
+import gc
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import batchkit
+import pytest
+import torch
+from latedevice import LateBackend
+
+import lfdata.transforms as T
+from lfdata import DeviceLoader, Loader
+from lfdata.errors import OptionError, SampleError
+
+FIELDS: dict[str, Any] = {"image": [T.RandomResizedCrop(64)], "label": None}
+Make = Callable[..., LateBackend]
+
+
+def made(path: Path, backend: LateBackend, **options: Any) -> DeviceLoader:
+    inner = Loader(path, 4, FIELDS, seed=3, **{"engine": "thread", "threads": 1, **options.pop("loader", {})})
+    return DeviceLoader(inner, background=True, _backend=backend, **options)
+
+
+def threads() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "lfdata-device"]
+
+
+def until(what: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not what() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return what()
+
+
+def taken(batch: dict[str, torch.Tensor], backend: LateBackend) -> str:
+    """What is in a batch, once it is copied."""
+    backend.copies.finish()
+    return batchkit.digest({name: value.clone() for name, value in batch.items()})
+
+
+def ahead(loader: DeviceLoader) -> int:
+    return sum(one.batches for one in (loader._under_way, loader._after) if one is not None)
+
+
+def test_what_is_ahead_comes_without_being_asked_for(pictures: Path, late: Make) -> None:
+    backend = late()
+    loader = made(pictures, backend, ahead=3)
+    copying: set[str] = set()
+    copy = backend.copy
+
+    def noted(*arguments: Any) -> None:
+        copying.add(threading.current_thread().name)
+        copy(*arguments)
+
+    backend.copy = noted  # type: ignore[method-assign]
+    batches = iter(loader)
+    next(batches)
+    assert until(lambda: ahead(loader) == 3), "nobody takes batches ahead"
+    copying.clear()
+    for _ in range(6):
+        next(batches)
+        assert until(lambda: ahead(loader) == 3)
+    assert copying == {"lfdata-device"}
+    loader.close()
+    assert not threads()
+
+
+def test_the_next_epoch_too(pictures: Path, late: Make) -> None:
+    backend = late()
+    loader = made(pictures, backend, ahead=3)
+    batches = iter(loader)
+    for _ in range(len(loader)):
+        next(batches)
+    assert until(lambda: loader._after is not None and loader._after.batches == 3)
+    assert loader.state_dict() == Loader(pictures, 4, FIELDS, seed=3).end_of(0)
+    assert next(batches, None) is None
+    found = [taken(batch, backend) for batch in loader]
+    assert found == batchkit.digests(Loader(pictures, 4, FIELDS, seed=3), 2)[len(loader) :]
+    loader.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_order_and_state_are_the_loaders_whenever_the_thread_comes(pictures: Path, late: Make, seed: int) -> None:
+    chance = random.Random(seed)
+    backend = late(chance.choice([0.0, 0.003]), 0.0)
+    loader = made(pictures, backend, ahead=chance.randrange(4), hold=chance.randrange(1, 3))
+    plain = batchkit.digests(Loader(pictures, 4, FIELDS, seed=3), 4)
+    found: list[str] = []
+    state: dict[str, Any] = {}
+    while len(found) < len(plain):
+        if chance.random() < 0.3 and state:
+            # Somebody else goes on from here.
+            loader.load_state_dict(state)
+        for batch in loader:
+            found.append(taken(batch, backend))
+            state = loader.state_dict()
+            del batch
+            time.sleep(chance.choice([0.0, 0.0, 0.002, 0.01]))
+            if chance.random() < 0.1 and len(found) % len(loader):
+                loader.forecast(4)
+                break
+        else:
+            continue
+        loader.load_state_dict(state)
+    assert found == plain
+    loader.close()
+    assert not threads()
+
+
+def test_what_goes_wrong_there_is_told_in_its_turn(pictures: Path, late: Make, sets: Path) -> None:
+    backend = late()
+    loader = made(pictures, backend, ahead=2)
+    batches = iter(loader)
+    first = taken(next(batches), backend)
+    assert until(lambda: ahead(loader) == 2)
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("the device is gone")
+
+    copy, backend.copy = backend.copy, broken  # type: ignore[method-assign]
+    next(batches)
+    assert until(lambda: bool(loader._under_way and loader._under_way._over))
+    next(batches)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        next(batches)
+    backend.copy = copy  # type: ignore[method-assign]
+    assert taken(next(iter(loader)), backend) == first
+    loader.close()
+    path = batchkit.write_pictures(sets / "background", 24, bad=[15])
+    loader = made(path, late(), ahead=2, loader={"shuffle": "sequential"})
+    got = []
+    with pytest.raises(SampleError):
+        for batch in loader:
+            got.append(batch["__index__"].tolist())
+            time.sleep(0.01)
+    assert got == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    loader.close()
+
+
+def test_it_ends_with_its_loader(pictures: Path, late: Make) -> None:
+    loader = made(pictures, late())
+    batches = iter(loader)
+    next(batches)
+    assert until(lambda: len(threads()) == 1)
+    del batches, loader
+    gc.collect()
+    assert until(lambda: not threads())
+
+
+def test_closed_and_begun_anew(pictures: Path, late: Make) -> None:
+    loader = made(pictures, late())
+    for _ in range(3):
+        assert sum(1 for _ in loader) == len(loader)
+        loader.close()
+        assert not threads()
+
+
+PROGRAM = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from latedevice import LateBackend
+from lfdata import DeviceLoader, Loader
+loader = DeviceLoader(Loader(sys.argv[1], 4, ["image"], engine="thread"), background=True, _backend=LateBackend())
+batch = next(iter(loader))
+print("begun", flush=True)
+"""
+
+
+def test_a_program_that_closes_nothing_ends(pictures: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(pictures), *sys.path], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0 and done.stdout.split() == ["begun"], done.stderr[-2000:]
+    assert "Traceback" not in done.stderr and "Fatal" not in done.stderr
+
+
+def test_only_yes_or_no(pictures: Path) -> None:
+    with pytest.raises(OptionError, match="background"):
+        DeviceLoader(Loader(pictures, 4, FIELDS), "cpu", background="sometimes")  # type: ignore[arg-type]
+    # There is nothing to copy.
+    loader = DeviceLoader(Loader(pictures, 4, FIELDS), "cpu", background=True)
+    assert sum(1 for _ in loader) == len(loader) and not threads()
+    loader.close()
