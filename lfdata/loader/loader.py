@@ -81,7 +81,7 @@ class Loader:
         cache: where data that are not local are kept (docs/remote.md): :class:`lfdata.Cache` or a directory; the default one for URLs.
             With one, paths are read through it too.
         trace: a file for what happens when, stage by stage: ui.perfetto.dev and chrome://tracing show it. Of several ranks each writes
-            its own: ``trace-1.json`` of rank 1.
+            its own: ``trace-1.json`` of rank 1. It is JSON at any time, and this loader's alone until it is closed.
 
     Raises:
         OptionError, KeyMissingError: options that make no sense, fields that are not there. FormatError: a damaged data set.
@@ -190,8 +190,6 @@ class Loader:
             parts=over == "split",
         )
         isolate, feedback = options.flag("isolate", isolate), checked(feedback)
-        self._trace = None if written is None else Trace(written, rank, world)
-        self._options = (engine, processes, prefetch, stall_seconds, isolate, self._trace, feedback)
         self._accumulate = accumulate
         self._producer = Producer(self._spec)
         self._names, self._make = Names(self._producer.parts), maker(self.output)
@@ -205,6 +203,9 @@ class Loader:
             self._budget.epoch(0)
         if why := self._producer.plan.nothing():
             warnings.warn(f"the loader has no batches: {why}", stacklevel=2)
+        # Nothing fails after this: an error that somebody keeps would keep the file.
+        self._trace = None if written is None else Trace(written, rank, world)
+        self._options = (engine, processes, prefetch, stall_seconds, isolate, self._trace, feedback)
         self._pipelines: list[Pipeline] = []
         weakref.finalize(self, stop, self._pipelines)
         if self._trace is not None:
