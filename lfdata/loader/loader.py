@@ -298,7 +298,8 @@ class Loader(Iteration):
             StateError: not a state, or one of other data, order, transforms, or batch size (see docs/loader.md).
         """
         epoch, done = position_of(state, self._producer.plan, self._accumulate, self._build(), allow_batch_change)
-        parts = parts_of(state, self._producer.spec, self._accumulate, self._cuts.share if self._cuts is not None else 0)
+        share = self._cuts.share if self._cuts is not None else 0
+        parts = parts_of(state, self._spec, self._accumulate, share, self._producer.drawn)
         if self._cuts is not None:
             done = self._cuts.done(epoch, done, parts)
         self._move(epoch, done, loaded=True)
