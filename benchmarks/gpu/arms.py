@@ -6,6 +6,7 @@ import io
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 import lfdata.transforms as T
 from lfdata import DeviceLoader, Loader, ShardDataset
-from lfdata.device import Images
+from lfdata.device import Images, dali
 from lfdata.device.backend import backend_of
 from lfdata.device.images import IMAGENET_MEAN, IMAGENET_STD
 from lfdata.device.register import Registered
@@ -25,9 +26,10 @@ from lfdata.loader.taker import Taker
 HELD = 3
 # Ways that need a library beside torch; and those that fork workers, which come first.
 FEW = " (a quarter of the workers)"
+DALI = "nvidia.dali"
 NEEDS = {
-    "decoded by DALI": "nvidia.dali",
-    "DALI": "nvidia.dali",
+    "decoded by DALI": DALI,
+    "DALI": DALI,
     "webdataset": "webdataset",
     f"webdataset{FEW}": "webdataset",
 }
@@ -207,20 +209,12 @@ def resized(image: np.ndarray[Any, Any], side: int) -> np.ndarray[Any, Any]:
 
 def libraries() -> list[str]:
     """Which of the fast libraries are there."""
-    from importlib.util import find_spec
-
     return [name for name in ("simplejpeg", "cv2") if find_spec(name) is not None]
 
 
 def there(module: str) -> bool:
-    """Whether a module can be imported."""
-    from importlib.util import find_spec
-
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        # Nor is the package around it.
-        return False
+    """Whether a module of :data:`NEEDS` can be imported."""
+    return dali.available() if module == DALI else find_spec(module) is not None
 
 
 class Forever(Sampler[int]):

@@ -27,8 +27,9 @@ from benchmarks import record
 from benchmarks.gpu import arms as ways
 from benchmarks.gpu.consumers import BYSTANDERS, CLASSES, Clock, Launches, Vit, cpu_seconds, measure, stepper
 from benchmarks.gpu.copies import allocation, copy_rates
-from benchmarks.gpu.log import no_gpu
+from benchmarks.gpu.log import Log, no_gpu
 from lfdata.device.images import _kernels
+from lftrain.runtime.environment import version
 
 PARTS = ("copies", "vit", "small", "starved")
 COMPARED = ("resident", "resident uint8")
@@ -38,51 +39,39 @@ SMALL_WARM, STARVED_WARM = 40, 8
 SETTLE = 2.0
 
 
-class Run:
+class Run(Log):
     """One run of the script: its record, and the time it has."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.device = options, torch.device(options.device)
-        self.began = time.monotonic()
-        self.results: dict[str, Any] = {}
+        super().__init__(options.output, "gpu-feed", "benchmarks.gpu.feed", self.device, anew=True)
         told = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
         told["data"] = Path(options.data).name
         del told["output"]
-        self._record = {
-            **record.made("gpu-feed", told, self.results),
-            "command": "python -m benchmarks.gpu.feed " + record.command_line(sys.argv[1:]).partition(" ")[2],
-            "gpu": gpu(self.device),
-        }
-        self.say(f"{self._record['gpu'] or 'no GPU'}, torch {torch.__version__}")
-
-    def say(self, text: str) -> None:
-        """Progress."""
-        print(f"[{time.monotonic() - self.began:6.1f} s] {text}", flush=True)
+        self.made |= {"options": told, "gpu": gpu(self.device)}
+        self.say(f"{self.made['gpu'] or 'no GPU'}, torch {torch.__version__}")
 
     def save(self) -> None:
         """Write what there is."""
-        self._record["seconds"] = time.monotonic() - self.began
-        record.write(self._record, self.options.output)
+        self.made["seconds"] = self.seconds
+        record.write(self.made, self.path)
 
     def over(self, needed: float) -> bool:
         """Whether something that takes so long does not fit any more."""
-        return bool(time.monotonic() - self.began + needed > self.options.budget)
+        return bool(self.seconds + needed > self.options.budget)
 
 
 def gpu(device: torch.device) -> dict[str, Any]:
     """What it is."""
     if device.type != "cuda":
         return {}
-    import importlib.util
-
     found = torch.cuda.get_device_properties(device)
-    triton = importlib.import_module("triton").__version__ if importlib.util.find_spec("triton") else None
     return {
         "name": found.name,
         "memory_mib": found.total_memory >> 20,
         "count": torch.cuda.device_count(),
         "cuda": torch.version.cuda,
-        "triton": triton,
+        "triton": version("triton"),
         "kernel": _kernels() is not None,
         "libraries": ways.libraries(),
     }

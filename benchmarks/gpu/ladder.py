@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu import checkpointing, costs, data, quality, rungs
-from benchmarks.gpu.log import Log, no_gpu
+from benchmarks.gpu import checkpointing, command, costs, quality, rungs
+from benchmarks.gpu.log import Log
 from benchmarks.gpu.subjects import Bench
 from benchmarks.record import RecordError
 from lfdata.errors import LfdataError
@@ -27,16 +27,7 @@ MODULE = "benchmarks.gpu.ladder"
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, help="made by python -m benchmarks.gpu.data; made up with --tiny")
-    parser.add_argument("--output", type=Path, required=True, help="the record; parts measured earlier stay in it")
-    parser.add_argument(
-        "--only", choices=[*PARTS, "deterministic"], action="append", help="a part; may be repeated (default: all)"
-    )
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = command.parser(MODULE, __doc__, [*PARTS, "deterministic"])
     parser.add_argument("--steps", type=int, help="of a round")
     parser.add_argument("--workers", help="counts that are tried for (a), as 2,4,8")
     parser.add_argument("--seeds", type=int, default=10, help="pairs of the quality test")
@@ -45,19 +36,12 @@ def arguments() -> argparse.Namespace:
         "--reach", type=Path, help="data of the quality test, made there if it is not (default: a temporary folder)"
     )
     parser.add_argument("--backend", help="of torch.compile (default: inductor; eager with --tiny on a CPU)")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument(
-        "--tiny", action="store_true", help="a small model, few steps, made-up pictures: to see that all of it runs"
-    )
-    return parser.parse_args()
+    return command.parsed(parser)
 
 
 def main() -> None:
     """Measure what is asked for."""
     chosen = arguments()
-    no_gpu(torch.device(chosen.device), "--device cpu --tiny")
-    if chosen.data is None and not chosen.tiny:
-        sys.exit("--data FOLDER is wanted: python -m benchmarks.gpu.data PICTURES FOLDER makes it")
     if chosen.only == ["deterministic"]:
         # Before cuBLAS is used.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -75,15 +59,11 @@ def run(chosen: argparse.Namespace, scratch: Path) -> None:
     tiny = chosen.tiny
     if tiny and chosen.device == "cpu":
         torch.set_num_threads(1)  # threads that wait for each other on a busy machine take seconds
-    folder = chosen.data
-    if folder is None:
-        folder = scratch / "data"
-        data.make(None, folder, samples=200, vocab=256, state=4, horizon=4, action=3)
-        log.say("made up", folder.name)
+    folder, about = command.folder_of(chosen, scratch, 200)
     backend = chosen.backend or ("eager" if tiny and chosen.device == "cpu" else "inductor")
     batch = min(chosen.batch, 4) if tiny else chosen.batch
     bench = Bench(folder, scratch, device, "small" if tiny else "large", batch, backend)
-    log.made["options"] |= {"data": _about(folder), "tiny": tiny, "backend": backend}
+    log.made["options"] |= {"data": about, "tiny": tiny, "backend": backend}
     plan = rungs.Plan(rounds=chosen.rounds)
     if tiny:
         plan = rungs.Plan(rounds=min(chosen.rounds, 2), steps=2, lead=1, workers=(1, 2), tried=2)
@@ -113,11 +93,6 @@ def run(chosen: argparse.Namespace, scratch: Path) -> None:
             where = chosen.reach or scratch / "reach"
             quality.measure(where, scratch, device, backend, log, seeds=seeds, steps=steps, samples=128 if tiny else 4096)
     log.say("done:", chosen.output)
-
-
-def _about(folder: Path) -> dict[str, object]:
-    about = data.read(folder)
-    return {name: getattr(about, name) for name in about.__struct_fields__}
 
 
 if __name__ == "__main__":

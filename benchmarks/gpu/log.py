@@ -26,14 +26,14 @@ class Log:
     """A record at ``path``, gone on with if there is one of the same name.
 
     Args:
-        options: by part, of what is measured now. module: whose command line it was.
+        module: whose command line it was. anew: what is there already is overwritten.
     """
 
-    def __init__(self, path: Path, name: str, module: str, device: torch.device) -> None:
+    def __init__(self, path: Path, name: str, module: str, device: torch.device, anew: bool = False) -> None:
         if reason := record.writable(path):
             raise record.RecordError(reason)
         self.path, self._began = path, time.perf_counter()
-        earlier = record.read(path)["results"] if path.exists() and path.stat().st_size else {}
+        earlier = record.read(path)["results"] if path.exists() and path.stat().st_size and not anew else {}
         self.made = record.made(name, {}, earlier)
         arguments = record.command_line(sys.argv[1:]).removeprefix("lfbench").strip()
         self.made["command"] = f"python -m {module} {arguments}"
@@ -55,9 +55,14 @@ class Log:
         """Take what another process has added to the record."""
         self.results |= record.read(self.path)["results"]
 
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.perf_counter() - self._began
+
     def say(self, *words: object) -> None:
         """A line of progress, with the seconds since the start."""
-        print(f"[{time.perf_counter() - self._began:6.1f} s]", *words, flush=True)
+        print(f"[{self.seconds:6.1f} s]", *words, flush=True)
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:

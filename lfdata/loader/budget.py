@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,15 +173,17 @@ class Budget:
         except BudgetError:
             return False
 
-    def state(self, epoch: int, done: int) -> tuple[int, dict[str, int]]:
+    def state(self, epoch: int, done: int) -> tuple[int, dict[str, Any]]:
         """Whole micro-batches of an epoch that ``done`` batches are, and what a state says of the parts after those."""
         found = self.epoch(epoch)
         step, number = found.where(done)
         if step not in found.cut:
             return step * self._accumulate + number, {}
         piece = found.cut[step][number]
-        more = {"parts": piece.part, "share": self.share} if piece.part else {}
-        return step * self._accumulate + piece.micro, more
+        if not piece.part:
+            return step * self._accumulate + piece.micro, {}
+        drawn = {"drawn": names} if (names := self._producer.drawn) else {}
+        return step * self._accumulate + piece.micro, {"parts": piece.part, "share": self.share, **drawn}
 
     def done(self, epoch: int, micro: int, parts: int) -> int:
         """Batches of an epoch that so many whole micro-batches and parts of the next are. Raises :class:`StateError`: it has no such parts."""

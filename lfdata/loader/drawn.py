@@ -30,6 +30,9 @@ class Drawer:
 
     Args:
         ops: the field's transforms: crop and mirroring draw as if they stood at their end.
+
+    Attributes:
+        names: of its arrays, once they are declared.
     """
 
     def __init__(self, spec: DrawSpec, ops: Sequence[T.Transform]) -> None:
@@ -40,6 +43,7 @@ class Drawer:
         if spec.flip is not None:
             self._geometry.append(T.RandomHorizontalFlip(spec.flip))
         self._row: tuple[int, ...] = ()
+        self.names: list[str] = []
 
     def declare(self, layout: Layout, rows: int, before: Sequence[Part]) -> list[Part]:
         """Arrays of so many rows. ``before``: the others of the batch."""
@@ -57,6 +61,7 @@ class Drawer:
         ]
         if clash := [part.name for part in parts if part.name in found]:
             raise OptionError(f"Images says in {clash[0]!r} what it draws, and there is such a field already: rename that one")
+        self.names = [part.name for part in parts]
         return parts
 
     def fill(self, plan: Plan, job: Job, samples: Samples, mask: NDArray[np.bool_], arrays: dict[str, NDArray[Any]]) -> None:

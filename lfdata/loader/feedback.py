@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any
 
+import numpy as np
+
 from lfdata.errors import OptionError
 from lfdata.loader.jobs import Done
 from lfdata.loader.slots import Slots
@@ -40,7 +42,7 @@ class Feedback:
 
     def __init__(self, wanted: Wanted, threads: int, ahead: int, processes: int, slots: Slots) -> None:
         self.controller = Controller(threads, ahead, processes)
-        self._wanted, self._slots = wanted, slots
+        self._wanted, self._width = wanted, slots.width
         self.device: int | None = None
         self._gpu: str | None = None
         self._handed = self._copying = 0.0
@@ -61,7 +63,7 @@ class Feedback:
                 stages[STAGES[stage]] += seconds
             busy = None if self._sampler is None else self._sampler.busy()
             self.controller.tick(Tick(now - self._handed, waited, done.decoding, ready, self._copying, busy, stages))
-            self._slots.width[0] = self.controller.width
+            self._width[0] = self.controller.width
         self._handed, self._copying = now, 0.0
 
     def _find(self) -> Sensor | None:
@@ -84,9 +86,10 @@ class Feedback:
         }
 
     def close(self) -> None:
-        """End the sampler."""
+        """End the sampler. A sensor that hangs does not keep the slots."""
         if self._sampler is not None:
             self._sampler.close()
+        self._width = np.zeros_like(self._width)
 
 
 def current_gpu(device: int | None = None) -> str | None:

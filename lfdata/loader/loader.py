@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import warnings
 import weakref
-from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from lfdata.dataset import ShardDataset
-from lfdata.errors import BadSamplesError, LfdataError, OptionError
+from lfdata.errors import LfdataError, OptionError
 from lfdata.loader import options
-from lfdata.loader.batch import Names, cut, maker
+from lfdata.loader.batch import maker
 from lfdata.loader.budget import LEAST_BYTES, OVER, Budget
-from lfdata.loader.decoder import uninterrupted
 from lfdata.loader.engine import MOST_DECODERS
 from lfdata.loader.feedback import Wanted, checked
 from lfdata.loader.follow import EpochSampler
 from lfdata.loader.forecast import Forecast, forecast
 from lfdata.loader.given import Where, filters_of, source_spec, this_rank
-from lfdata.loader.jobs import Event
-from lfdata.loader.pipeline import Pipeline, start, stop, stop_in_turn
+from lfdata.loader.iteration import Iteration
+from lfdata.loader.pipeline import stop_in_turn
 from lfdata.loader.produce import Producer
 from lfdata.loader.spec import BadSpec, FieldSpec, OrderSpec, Spec
 from lfdata.loader.state import build, parts_of, position_of, state_of
 from lfdata.loader.statistics import Statistics
 from lfdata.loader.trace import Trace
-from lfdata.loader.turn import Batches, Turn
 from lfdata.order.order import MODES, TAILS
 from lfdata.order.permutation import MAX_SAMPLES
 from lfdata.storage import Cache
 from lfdata.storage.options import as_cache
 
-MOST_EVENTS = 1000
 REMOTE_STALL_SECONDS = 60.0
-# The rate of bad samples means nothing before this many rows.
-FEWEST_ROWS = 1000
-log = logging.getLogger("lfdata")
 
 
-class Loader:
+class Loader(Iteration):
     """Iterates over epochs of batches.
 
     ``for batch in loader`` gives one epoch: dicts of CPU tensors by field name. Ragged fields are all values one after the other, with
@@ -81,7 +73,7 @@ class Loader:
         cache: where data that are not local are kept (docs/remote.md): :class:`lfdata.Cache` or a directory; the default one for URLs.
             With one, paths are read through it too.
         trace: a file for what happens when, stage by stage: ui.perfetto.dev and chrome://tracing show it. Of several ranks each writes
-            its own: ``trace-1.json`` of rank 1.
+            its own: ``trace-1.json`` of rank 1. It is JSON at any time, and this loader's alone until it is closed.
 
     Raises:
         OptionError, KeyMissingError: options that make no sense, fields that are not there. FormatError: a damaged data set.
@@ -168,7 +160,7 @@ class Loader:
             # A server may be away for so long before that is an error, which must come from who reads.
             stall_seconds = max(stall_seconds, min(store.options.deadline + REMOTE_STALL_SECONDS, options.MOST_SECONDS))
         named = options.named(fields, opened[0].fields)
-        self._spec = Spec(
+        spec = Spec(
             tuple(source_spec(dataset, one) for dataset, one in zip(opened, filters, strict=True)),
             tuple(FieldSpec(name, tuple(ops)) for name, ops in named.items()),
             order,
@@ -190,39 +182,27 @@ class Loader:
             parts=over == "split",
         )
         isolate, feedback = options.flag("isolate", isolate), checked(feedback)
-        self._trace = None if written is None else Trace(written, rank, world)
-        self._options = (engine, processes, prefetch, stall_seconds, isolate, self._trace, feedback)
-        self._accumulate = accumulate
-        self._producer = Producer(self._spec)
-        self._names, self._make = Names(self._producer.parts), maker(self.output)
-        shares = {self._producer.plan.batches(0).share(one, world) for one in range(world)}
+        producer, make = Producer(spec), maker(self.output)
+        shares = {producer.plan.batches(0).share(one, world) for one in range(world)}
         if uneven := sorted(share for share in shares if share % accumulate):
             raise OptionError(f"{uneven[0]} rows of a rank are not {accumulate} equal micro-batches")
-        self._budget = None if limit is None else Budget(self._producer, limit, over, accumulate)
-        # Where batches are cut, if they may be.
-        self._cuts = self._budget if over == "split" else None
-        if self._budget is not None:
-            self._budget.epoch(0)
-        if why := self._producer.plan.nothing():
+        budget = None if limit is None else Budget(producer, limit, over, accumulate)
+        if budget is not None:
+            budget.epoch(0)
+        if why := producer.plan.nothing():
             warnings.warn(f"the loader has no batches: {why}", stacklevel=2)
-        self._pipelines: list[Pipeline] = []
-        weakref.finalize(self, stop, self._pipelines)
+        # Nothing fails after this: an error that somebody keeps would keep the file.
+        self._trace = None if written is None else Trace(written, rank, world)
+        self._options = (engine, processes, prefetch, stall_seconds, isolate, self._trace, feedback)
+        super().__init__(producer, accumulate, budget, make)
         if self._trace is not None:
             weakref.finalize(self, self._trace.close)
-        self._owner, self._turn = os.getpid(), Turn()
-        self._epoch, self._done, self._loaded, self._generation = 0, 0, False, 0
         # By how much the epoch is beyond that of a trainer that tells its own.
         self._told = 0
-        self._bad, self._rows, self._copied = 0, 0, 0
         # What decodes stored pictures in place of this loader, if somebody does.
         self._decoder = ""
         # Those who take batches before the consumer does, as long as they live and are not closed.
         self._takers: weakref.WeakSet[Any] = weakref.WeakSet()
-        # The GPU that somebody copies the batches to.
-        self._gpu: int | None = None
-        # Batches that the slot handed out last still has.
-        self._left = 0
-        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
 
     def __repr__(self) -> str:
         paths = ", ".join(os.fsdecode(source.path) for source in self._spec.sources)
@@ -234,15 +214,6 @@ class Loader:
         )
 
     # -- size and place -----------------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        """Batches of the epoch, parts counted; the same on every rank."""
-        return self._length(self._epoch)
-
-    def _length(self, epoch: int) -> int:
-        if self._cuts is not None:
-            return self._cuts.epoch(epoch).batches
-        return len(self._producer.plan.batches(epoch)) * self._accumulate
 
     @property
     def epoch(self) -> int:
@@ -294,117 +265,6 @@ class Loader:
         batches = options.whole("batches", batches, 0, MAX_SAMPLES)
         return forecast(self._producer, self._epoch, self._done, batches, self._accumulate, self._cuts)
 
-    # -- iteration ----------------------------------------------------------------------------------------------------
-
-    def __iter__(self) -> Batches:
-        """One epoch: from a loaded state on if one was loaded since, from its start otherwise; the next one if all batches of this one were
-        taken. Ends any iteration that is under way."""
-        if self._loaded:
-            self._move(self._epoch, self._done, loaded=True)
-        elif self._done and self._done >= len(self) > 0:
-            self._move(self._epoch + 1, 0, loaded=False)
-        else:
-            self._move(self._epoch, 0, loaded=False)
-        return Batches(self._iterate(self._generation), self._turn)
-
-    def _move(self, epoch: int, done: int, loaded: bool) -> None:
-        self._epoch, self._done, self._loaded = epoch, done, loaded
-        self._generation, self._left = self._generation + 1, 0
-        self._turn.move()
-
-    def _iterate(self, generation: int) -> Generator[dict[str, Any]]:
-        epoch, total = self._epoch, len(self)
-        try:
-            if self._budget is not None:
-                self._budget.epoch(epoch)
-            while self._done < total and generation == self._generation:
-                step, micro = self._where(epoch, self._done)
-                for batch in self._batches(epoch, step, micro):
-                    if generation != self._generation:
-                        break
-                    self._done += 1
-                    # A state that was loaded is used up with its first batch, not by asking for an iterator.
-                    self._loaded = False
-                    yield batch
-            if generation == self._generation:
-                self._move(epoch + 1, 0, loaded=False)
-                generation = self._generation
-            else:
-                self._turn.ended()
-        except GeneratorExit:
-            # A consumer that counts batches leaves after the last one: that epoch is over, and the next one comes.
-            if generation == self._generation:
-                if self._done < total:
-                    stop(self._pipelines)
-                else:
-                    self._move(epoch + 1, 0, loaded=False)
-            raise
-        except BaseException:
-            # Broken off by a signal or a failure. Nothing stays.
-            if generation == self._generation:
-                stop(self._pipelines)
-            raise
-
-    def _where(self, epoch: int, done: int) -> tuple[int, int]:
-        """The step of the batch after so many, and its number there."""
-        return divmod(done, self._accumulate) if self._cuts is None else self._cuts.epoch(epoch).where(done)
-
-    def _row(self, epoch: int, step: int, number: int) -> int:
-        """With which row of a step the slot of one of its batches begins."""
-        pieces = () if self._cuts is None else self._cuts.epoch(epoch).cut.get(step, ())
-        return pieces[number].low if pieces else 0
-
-    def _batches(self, epoch: int, step: int, micro: int) -> Generator[dict[str, Any]]:
-        """The batches of the slot that begins with a step, from a micro-batch on."""
-        if os.getpid() != self._owner:
-            raise LfdataError("a Loader cannot be used in a process forked from the one that made it: make one there")
-        if self._pipelines and not self._pipelines[0].fits(epoch):
-            stop(self._pipelines)
-        if not self._pipelines:
-            with uninterrupted():
-                self._pipelines.append(start(self._producer, *self._options, self._budget, epoch))
-            if (watching := self._pipelines[0].feedback) is not None:
-                watching.device = self._gpu
-        pipeline = self._pipelines[0]
-        try:
-            filled = pipeline.get(epoch, step, self._row(epoch, step, micro))
-        finally:
-            if pipeline.given_up:
-                stop(self._pipelines)
-        self._copied += filled.copied
-        if filled.job.rows is not None:
-            rows, self._left = filled.job.rows[1] - filled.job.rows[0], 0
-            self._rows += rows
-            self._note(filled.done.events)
-            yield cut(filled.arrays, self._names, 0, rows, self._make)
-            return
-        # Fewer steps than the job has if the next one has failed: it is asked for again then, and raises.
-        accumulate, arrays, names = self._accumulate, filled.arrays, self._names
-        share, count = self._producer.share // accumulate, filled.done.steps * accumulate
-        noted = -1
-        for number in range(micro, count):
-            if number // accumulate != noted:
-                noted = number // accumulate
-                self._rows += self._producer.share
-                if filled.done.events:
-                    at = self._producer.plan.step(step + noted)
-                    self._note([event for event in filled.done.events if event.step == at])
-            self._left = count - number - 1
-            yield cut(arrays, names, number * share, (number + 1) * share, self._make)
-
-    def _note(self, events: Sequence[Event]) -> None:
-        """A step's bad samples, and whether there are too many by now."""
-        self._bad += len(events)
-        self._events.extend(events)
-        for event in events:
-            log.warning("%s: %s: %s", event.place, event.reason, event.action)
-        limits = self._spec.bad
-        if events and (self._bad > limits.most or self._bad > limits.rate * max(self._rows, FEWEST_ROWS)):
-            raise BadSamplesError(
-                f"{self._bad} bad samples in {self._rows} rows; the limits are {limits.most} (most_bad) and {limits.rate:g} of the rows "
-                f"(most_bad_rate). The last: {events[-1].place}: {events[-1].reason}"
-            )
-
     def close(self) -> None:
         """End the decoder and free the slots; tensors that are held stay valid. Iterating again starts anew, without a trace.
 
@@ -438,7 +298,8 @@ class Loader:
             StateError: not a state, or one of other data, order, transforms, or batch size (see docs/loader.md).
         """
         epoch, done = position_of(state, self._producer.plan, self._accumulate, self._build(), allow_batch_change)
-        parts = parts_of(state, self._producer.spec, self._accumulate, self._cuts.share if self._cuts is not None else 0)
+        share = self._cuts.share if self._cuts is not None else 0
+        parts = parts_of(state, self._spec, self._accumulate, share, self._producer.drawn)
         if self._cuts is not None:
             done = self._cuts.done(epoch, done, parts)
         self._move(epoch, done, loaded=True)

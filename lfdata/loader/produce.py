@@ -71,6 +71,11 @@ class Producer:
         self.layout, self.fillers, self.parts = self._layout(self.steps)
         self._ahead = self._look_ahead() if any(source.store for source in self.sources) else None
 
+    @property
+    def drawn(self) -> list[str]:
+        """Names of the arrays that say what the device is to do to pictures."""
+        return [name for drawer in self.drawers for name in drawer.names]
+
     def _look_ahead(self) -> Ahead:
         # Most data are local, and a decoder process that starts is waited for.
         from lfdata.loader.ahead import Ahead

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -87,8 +87,9 @@ def position_of(
     return epoch, done
 
 
-def parts_of(state: Mapping[str, Any], spec: Spec, accumulate: int, share: int) -> int:
-    """How many parts of the batch after a state's position are consumed, by a loader that cuts batches beyond ``share`` bytes (0: none).
+def parts_of(state: Mapping[str, Any], spec: Spec, accumulate: int, share: int, drawn: Sequence[str] = ()) -> int:
+    """How many parts of the batch after a state's position are consumed, by a loader that cuts batches beyond ``share`` bytes (0: none),
+    with those of what is drawn for the device.
 
     Raises:
         StateError: batches are cut elsewhere here.
@@ -101,6 +102,11 @@ def parts_of(state: Mapping[str, Any], spec: Spec, accumulate: int, share: int) 
             "the state is between the parts of a batch that was beyond the budget; they are cut as there only with the same max_bytes, "
             f"batch size, ranks and accumulation (share, batch size, ranks, micro-batches are {then} in the state, "
             f"{(share, spec.batch, spec.world, accumulate)} here). Save it after a whole step"
+        )
+    if (found := state.get("drawn", [])) != list(drawn):
+        raise StateError(
+            "the state is between the parts of a batch that was beyond the budget; they are cut as there only with the same draws of "
+            f"Images ({found} in the state, {list(drawn)} here). Load it into a DeviceLoader with those ops, or save it after a whole step"
         )
     try:
         return whole("parts", state["parts"], 1, MAX_SAMPLES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from lfdata.errors import OptionError, StateError
 from lfdata.loader.given import this_rank
 from lfdata.loader.loader import Loader
-from lfdata.loader.options import MOST_EPOCHS, default_threads, whole
+from lfdata.loader.options import MOST_EPOCHS, default_threads, path, whole
+from lfdata.loader.trace import Trace, beside
 
 Batch = dict[str, torch.Tensor]
 
@@ -25,7 +27,8 @@ class LoaderDataset(IterableDataset[Batch]):
 
     Args:
         source, batch_size, options: those of :class:`lfdata.Loader`, but for ``engine``, ``processes`` and ``prefetch``: the workers are
-            the engine. ``threads`` and ``max_bytes`` are of each worker; by default these share the rank's cores.
+            the engine. ``threads`` and ``max_bytes`` are of each worker; by default these share the rank's cores. ``trace`` is of the
+            last iteration begun, of several workers in files of their own: ``trace-worker1.json``.
 
     Raises:
         OptionError: options that make no sense; those about data raise when the iteration begins.
@@ -49,6 +52,11 @@ class LoaderDataset(IterableDataset[Batch]):
         }
         # In shared memory, so that workers that stay for several epochs see it.
         self._epoch: torch.Tensor = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        # Of the iteration begun last in this process, which may be under way.
+        self._traced: weakref.ref[Trace] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_traced": None}
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next iteration gives."""
@@ -56,7 +64,7 @@ class LoaderDataset(IterableDataset[Batch]):
 
     def __len__(self) -> int:
         """Batches of the epoch, of all workers."""
-        return self._length(Loader(**self._options, engine="inline"))
+        return self._length(Loader(**{**self._options, "trace": None}, engine="inline"))
 
     def _length(self, loader: Loader) -> int:
         loader.set_epoch(int(self._epoch))
@@ -72,7 +80,12 @@ class LoaderDataset(IterableDataset[Batch]):
         options = dict(self._options)
         if options.get("threads") is None:
             options["threads"] = max(1, default_threads(options["world_size"]) // workers)
+        if options.get("trace") is not None and workers > 1:
+            options["trace"] = beside(path("trace", options["trace"]), f"worker{worker}")
+        if self._traced is not None and (before := self._traced()) is not None:
+            before.close()
         loader = Loader(**options, engine="inline", _steps=(worker, workers))
+        self._traced = None if loader._trace is None else weakref.ref(loader._trace)
         loader.set_epoch(int(self._epoch))
         return Steps(loader, worker, workers)
 

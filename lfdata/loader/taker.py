@@ -220,10 +220,10 @@ class Taker:
         if tuple(drawn) == loader._spec.drawn:
             return
         self._may_change()
-        if drawn and loader._cuts is not None:
-            # Where batches are cut depends on what is in them, and a state between two parts must not.
+        if loader._cuts is not None and (mixed := [one.field for one in drawn if one.mixes]):
             raise OptionError(
-                f"over='split' cuts batches, and what Images draws for {drawn[0].field!r} belongs to whole ones: leave one of them out"
+                f"over='split' cuts batches where max_bytes says, and MixUp and CutMix of Images take partners out of the same batch: who is "
+                f"mixed with whom would depend on max_bytes. Leave the mixing of {mixed[0]!r} out, or over='split'"
             )
         self._replace(msgspec.structs.replace(loader._spec, drawn=tuple(drawn)))
 
@@ -234,11 +234,21 @@ class Taker:
         budget = None if loader._budget is None else loader._budget.anew(producer)
         if budget is not None:
             budget.epoch(loader._epoch)
+        done = loader._done
+        if loader._cuts is not None and budget is not None:
+            # The same samples: batches are cut elsewhere now.
+            micro, between = loader._cuts.state(loader._epoch, done)
+            if between:
+                raise OptionError(
+                    "the state that was loaded is between the parts of a batch, which are cut elsewhere with other ops: make the DeviceLoader "
+                    "first, then load the state into it"
+                )
+            done = budget.done(loader._epoch, micro, 0)
         stop(loader._pipelines)
-        loader._move(loader._epoch, loader._done, loaded=loader._loaded)
+        loader._move(loader._epoch, done, loaded=loader._loaded)
         loader._turn.move(REPLACED)
         loader._spec, loader._producer, loader._names = spec, producer, Names(producer.parts)
-        loader._budget = budget
+        loader._budget, loader._cuts = budget, budget if spec.parts else None
 
     def again(self, spot: Spot) -> dict[str, torch.Tensor]:
         """The batch before a spot, decoded by the loader alone, as it is without :meth:`store`. Raises what making it raises."""

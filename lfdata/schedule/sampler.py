@@ -16,6 +16,8 @@ from lfdata.schedule.sensors import Reading, Sensor, SensorError
 
 # Seconds between readings, and how old one may be.
 EVERY, STALE = 0.1, 1.0
+# How long an answer may take before the sensor is lost, and before its thread is left to itself at the end.
+PATIENCE, CLOSE_SECONDS = 10.0, 0.5
 # Two clocks are behind a share, so it may be a little more than all.
 SLACK = 0.1
 # Words of the board: thousandths of busy time, and when (nanoseconds of the monotonic clock; 0: never).
@@ -27,19 +29,36 @@ class Sampler:
     """Publishes readings on a board: int64 (2,), of shared memory.
 
     The sensor is made in the thread, by ``find``, which gives ``None`` as long as there is nothing to look at yet. A sensor that fails is
-    given up, and said to be: the consumer's waits remain.
+    given up, and said to be: the consumer's waits remain. So is one that does not answer for ``patience`` seconds, by who asks.
     """
 
-    def __init__(self, find: Callable[[], Sensor | None], board: NDArray[np.int64], every: float = EVERY) -> None:
-        self._find, self._board, self._every = find, board, every
+    def __init__(
+        self,
+        find: Callable[[], Sensor | None],
+        board: NDArray[np.int64],
+        every: float = EVERY,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._find, self._board, self._every, self._patience = find, board, every, patience
         self._end = threading.Event()
-        self.state = "looking for a sensor"
+        self._state = "looking for a sensor"
+        # When it was asked what it has not answered yet (0: nothing).
+        self._asked = 0.0
         self.last: Reading | None = None
         self._thread = threading.Thread(target=self._run, name="lfdata-sensor", daemon=True)
         self._thread.start()
 
+    @property
+    def state(self) -> str:
+        """Name of the sensor, or why there is none."""
+        if (asked := self._asked) and not self._end.is_set() and time.monotonic() - asked > self._patience:
+            self._lost(f"no answer for {self._patience:g} seconds ({self._state})")
+        return self._state
+
     def busy(self) -> float | None:
         """Share of the time in which the GPU did anything, lately; ``None``: not known."""
+        if self.state.startswith("lost"):
+            return None
         share, at = int(self._board[BUSY_WORD]), int(self._board[AT_WORD])
         return share / 1000 if at and time.monotonic_ns() - at < STALE * 1e9 else None
 
@@ -47,17 +66,14 @@ class Sampler:
         sensor: Sensor | None = None
         try:
             while not self._end.wait(self._every):
+                self._asked = time.monotonic()
                 if sensor is None:
                     sensor = self._find()
                     if sensor is not None:
-                        self.state = sensor.name
-                    continue
-                reading = _sound(sensor.read())
-                self.last = reading
-                # First old, then new: whoever reads in between finds nothing rather than what does not go together.
-                self._board[AT_WORD] = 0
-                self._board[BUSY_WORD] = round(1000 * reading.busy)
-                self._board[AT_WORD] = round(1e9 * reading.at)
+                        self._state = sensor.name
+                else:
+                    self._publish(_sound(sensor.read()))
+                self._asked = 0.0
         except SensorError as error:
             self._lost(str(error))
         except BaseException as error:
@@ -70,16 +86,33 @@ class Sampler:
                 except BaseException as error:
                     log.debug("closing the sensor: %r", error)
 
-    def _lost(self, why: str) -> None:
+    def _publish(self, reading: Reading) -> None:
+        if self._end.is_set():
+            return
+        self.last = reading
+        # First old, then new: whoever reads in between finds nothing rather than what does not go together.
         self._board[AT_WORD] = 0
-        self.state = f"lost: {why}"
+        self._board[BUSY_WORD] = round(1000 * reading.busy)
+        self._board[AT_WORD] = round(1e9 * reading.at)
+
+    def _lost(self, why: str) -> None:
+        if self._end.is_set():
+            log.debug("the GPU sensor, which is not used any more: %s", why)
+            return
+        self._end.set()
+        self._board[AT_WORD] = 0
         log.warning("the GPU sensor is lost, feedback goes by the consumer's waits alone: %s", why)
+        self._state = f"lost: {why}"
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread. One that hangs is left behind: it has nothing to bring to an end, and keeps nothing."""
+        over = self._end.is_set()
         self._end.set()
         if threading.current_thread() is not self._thread:
-            self._thread.join(5.0)
+            self._thread.join(CLOSE_SECONDS)
+            if self._thread.is_alive() and not over:
+                log.warning("the GPU sensor hangs (%s): its thread is left behind", self._state)
+        self._board = np.zeros_like(self._board)
 
 
 def _sound(found: object) -> Reading:

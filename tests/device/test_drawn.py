@@ -19,8 +19,8 @@ from pixelcheck import TOLERANCES, as_float64
 import lfdata.transforms as T
 from lfdata import DeviceLoader, Loader
 from lfdata.device import Images
-from lfdata.errors import LfdataError, LimitError, OptionError
-from lfdata.loader.budget import Budget
+from lfdata.errors import LfdataError, LimitError, OptionError, StateError
+from lfdata.loader.budget import LEAST_BYTES, Budget
 from lfdata.transforms.beta import quantile
 
 Batch = dict[str, torch.Tensor]
@@ -342,16 +342,99 @@ def test_within_a_budget(pictures: Path) -> None:
     assert isinstance(budget, Budget) and budget._producer.drawers
 
 
+SPLIT: dict[str, Any] = {"max_bytes": LEAST_BYTES, "over": "split"}
+RAGGED: dict[str, Any] = {"picture": [T.Resize((18, 18))], "ids": None, "sound": None}
+CROPPED = {"picture": Images(**PLAIN, crop=(17, 16), flip=0.5)}
+
+
+def in_parts(path: Path, ops: Any = CROPPED, device: dict[str, Any] | None = None, **options: Any) -> DeviceLoader:
+    loader = Loader(path, 8, RAGGED, **{"engine": "inline", "seed": 5} | SPLIT | options)
+    return DeviceLoader(loader, ops=ops, **device or {"device": "cpu"})
+
+
+def joined(parts: list[Batch]) -> list[Batch]:
+    """The fixed fields of whole batches."""
+    found: list[list[Batch]] = []
+    for one in parts:
+        if int(one["__part__"][0, 0]) == 0:
+            found.append([])
+        found[-1].append(one)
+    assert all(len(many) == int(many[0]["__part__"][0, 1]) for many in found) and max(map(len, found)) > 1
+    names = ["__index__", "picture", "picture.crop", "picture.flip"]
+    return [{name: torch.cat([one[name] for one in many]) for name in names} for many in found]
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"rank": 1, "world_size": 2}, {"engine": "process", "threads": 1}])
+def test_parts_are_drawn_as_the_whole(complete: Path, late: Make, options: dict[str, Any]) -> None:
+    """Crops and mirroring, and so the pixels; on the host, and ahead on a device."""
+    whole = kept(in_parts(complete, **options | {"over": "error", "max_bytes": None}), 2)
+    flips = torch.cat([one["picture.flip"] for one in whole])
+    assert 0 < flips.float().mean() < 1 and torch.cat([one["picture.crop"] for one in whole]).amax(0).tolist() == [1, 2]
+    backend = late(0.001, 0.001)
+    for parts in (
+        kept(in_parts(complete, **options), 2),
+        looked_at_late(in_parts(complete, device={"_backend": backend}, **options), backend, 2),
+    ):
+        for one, other in zip(joined(parts), whole, strict=True):
+            for name, value in one.items():
+                assert torch.equal(value, other[name]), name
+
+
+def test_a_resume_between_parts_with_draws(complete: Path) -> None:
+    loader, found, states = in_parts(complete), [], []
+    for batch in loader:
+        found.append({name: value.clone() for name, value in batch.items()})
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    between = [number for number, state in enumerate(states) if "parts" in state]
+    assert between and all(states[number]["drawn"] == ["picture.crop", "picture.flip"] for number in between)
+    for number in (between[0], between[-1]):
+        again = in_parts(complete)
+        again.load_state_dict(states[number])
+        assert again.state_dict() == states[number]
+        equal(found[number + 1 :], kept(again))
+        # Elsewhere batches are cut elsewhere.
+        plain = Loader(complete, 8, RAGGED, seed=5, engine="inline", **SPLIT)
+        for other in (plain, in_parts(complete, {"picture": Images(flip=0.5)})):
+            with pytest.raises(StateError, match=r"same draws of Images \(\['picture.crop', 'picture.flip'\] in the state"):
+                other.load_state_dict(states[number])
+    # Between batches any ops will do.
+    number = next(number for number, state in enumerate(states) if number > 3 and "parts" not in state)
+    other = in_parts(complete, {"picture": Images()})
+    other.load_state_dict(states[number])
+    assert next(iter(other))["__index__"].tolist()[0] == found[number + 1]["__index__"].tolist()[0]
+
+
+def test_ops_over_a_loaded_state_keep_its_place(complete: Path) -> None:
+    """Batches are cut elsewhere, so it is another number of them; between two parts there is no such place."""
+    plain, found, states = Loader(complete, 8, RAGGED, seed=5, engine="inline", **SPLIT), [], []
+    for batch in plain:
+        found.append(batch["__index__"])
+        states.append(plain.state_dict())
+    between = 0
+    for number, state in enumerate(states[:-1], 1):
+        inner = Loader(complete, 8, RAGGED, seed=5, engine="inline", **SPLIT)
+        inner.load_state_dict(state)
+        if "parts" in state:
+            with pytest.raises(OptionError, match="make the DeviceLoader first"):
+                DeviceLoader(inner, "cpu", ops=CROPPED)
+            assert torch.equal(next(iter(inner))["__index__"], found[number])
+            between += 1
+            continue
+        rest = kept(DeviceLoader(inner, "cpu", ops=CROPPED))
+        assert torch.equal(torch.cat([one["__index__"] for one in rest]), torch.cat(found[number:]))
+    assert 0 < between < len(states) - 2
+
+
 # -- what is refused ------------------------------------------------------------------------------------------------------
 
 
 def test_loaders_that_do_not_go_with_it(pictures: Path, complete: Path) -> None:
     """They are as they were before."""
-    split: dict[str, Any] = {"max_bytes": 26_000, "over": "split"}
-    loader = Loader(complete, 8, {"picture": [T.Resize((8, 8))], "ids": None, "sound": None}, engine="inline", **split)
+    loader = Loader(complete, 8, RAGGED, engine="inline", **SPLIT)
     before = batchkit.digests(loader)
-    with pytest.raises(OptionError, match="over='split' cuts batches"):
-        DeviceLoader(loader, "cpu", ops={"picture": Images(flip=0.5)})
+    for mixing in ({"mixup": 0.2}, {"cutmix": 1.0}):
+        with pytest.raises(OptionError, match=r"would depend on max_bytes\. Leave the mixing of 'picture' out"):
+            DeviceLoader(loader, "cpu", ops={"picture": Images(flip=0.5, **mixing)})
     loader.set_epoch(0)
     assert batchkit.digests(loader) == before
     loader = Loader(pictures, 8, FIELDS, engine="inline")

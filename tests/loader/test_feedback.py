@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,44 @@ def test_a_sensor_that_is_lost_is_told_and_does_not_stop_training(tmp_path: Path
     assert sum("sensor is lost" in record.message for record in caplog.records) == 1
     loader.close()
     assert found == batchkit.digests(Loader(path, 8, fields, engine="inline", threads=1), epochs)
+
+
+class Hanging(Fake):
+    """Does not answer until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(0.5)
+        self.asked, self.let_go = threading.Event(), threading.Event()
+
+    def read(self) -> Reading:
+        self.asked.set()
+        self.let_go.wait()
+        return super().read()
+
+
+@needs_native
+def test_a_sensor_that_hangs_keeps_neither_the_end_nor_the_slots(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = batchkit.write_pictures(tmp_path / "d", 32)
+    fields: dict[str, Any] = {"image": [T.RandomResizedCrop(32)]}
+    sensor, mapped = Hanging(), _slots_mapped()
+    loader = Loader(path, 8, fields, engine="process", threads=2, feedback=sensor)
+    try:
+        assert [batchkit.digest(batch) for batch in loader] == batchkit.digests(Loader(path, 8, fields, engine="inline"))
+        assert sensor.asked.wait(10)
+        assert _slots_mapped() > mapped
+        loader.close()
+        assert not sensor.let_go.is_set() and sensor.closed == 0
+        assert [record.message for record in caplog.records if "hangs" in record.message] == [
+            "the GPU sensor hangs (fake): its thread is left behind"
+        ]
+        gc.collect()
+        assert _slots_mapped() == mapped
+    finally:
+        sensor.let_go.set()
+
+
+def _slots_mapped() -> int:
+    return Path("/proc/self/maps").read_text().count("lfdata-slots")
 
 
 @needs_native

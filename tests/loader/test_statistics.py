@@ -5,9 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -87,8 +84,7 @@ def test_a_slow_consumer_finds_slots_ready_and_a_fast_one_waits(pictures: Path) 
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
-    text = path.read_text()
-    found: list[dict[str, Any]] = json.loads(text if text.rstrip().endswith("]") else text.rstrip().rstrip(",") + "]")
+    found: list[dict[str, Any]] = json.loads(path.read_text())
     return found
 
 
@@ -102,7 +98,7 @@ def test_the_trace_has_every_stage_of_every_step(pictures: Path, tmp_path: Path,
     loader.close()
     ended = time.perf_counter()
     events = _events(tmp_path / "trace.json")
-    assert len(events) == len(half) + 1
+    assert events == half
     spans = [event for event in events if event["ph"] == "X"]
     assert all(began * 1e6 <= event["ts"] <= event["ts"] + event["dur"] <= ended * 1e6 for event in spans)
     steps = {event["args"]["step"] for event in spans if event["name"] == "decode" and event["args"]["epoch"] == 0}
@@ -120,43 +116,3 @@ def test_the_trace_has_every_stage_of_every_step(pictures: Path, tmp_path: Path,
     assert sum(1 for _ in loader) == 6
     assert _events(tmp_path / "trace.json") == events
     loader.close()
-
-
-def test_a_killed_run_leaves_its_trace(pictures: Path, tmp_path: Path) -> None:
-    script = f"""
-import lfdata, lfdata.transforms as T, time
-loader = lfdata.Loader({str(pictures)!r}, 8, {{"image": [T.RandomResizedCrop(16)]}}, trace={str(tmp_path / "t.json")!r})
-for number, batch in enumerate(loader):
-    if number == 3:
-        print("there", flush=True)
-        time.sleep(60)
-"""
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "there\n"
-        process.send_signal(signal.SIGKILL)
-    assert any(event["name"] == "decode" for event in _events(tmp_path / "t.json"))
-
-
-def test_ranks_write_their_own(pictures: Path, tmp_path: Path) -> None:
-    Loader(pictures, 8, FIELDS, rank=1, world_size=2, trace=tmp_path / "trace.json").close()
-    assert [path.name for path in tmp_path.iterdir()] == ["trace-1.json"]
-
-
-def test_a_forked_child_that_ends_leaves_the_trace_alone(pictures: Path, tmp_path: Path) -> None:
-    code = f"""
-import os, sys
-from lfdata import Loader, transforms as T
-loader = Loader({str(pictures)!r}, 8, {{"image": [T.CenterCrop(8)]}}, engine="inline", trace="trace.json")
-loader._producer.steps = 1
-batches = iter(loader)
-next(batches)
-if not os.fork():
-    sys.exit()
-os.wait()
-for _ in batches:
-    pass
-loader.close()
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
-    events = json.loads((tmp_path / "trace.json").read_text())
-    assert sum(event["name"] == "wait" for event in events) == 6 and events[-1]["name"] == "end"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -213,3 +215,71 @@ def test_a_sensor_that_cannot_be_had_is_told_once(caplog: pytest.LogCaptureFixtu
     _until(lambda: sampler.state == "lost: no driver")
     sampler.close()
     assert sum("no driver" in record.message for record in caplog.records) == 1
+
+
+class Hanging(Told):
+    """Answers when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(0.25)
+        self.asked, self.let_go, self.closed = threading.Event(), threading.Event(), threading.Event()
+
+    def read(self) -> Reading:
+        self.asked.set()
+        self.let_go.wait()
+        return super().read()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hanging]:
+    sensor = Hanging()
+    yield sensor
+    sensor.let_go.set()
+
+
+def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_one_that_hangs_is_lost_and_told_once(hanging: Hanging, caplog: pytest.LogCaptureFixture) -> None:
+    board = np.zeros(2, np.int64)
+    sampler = Sampler(lambda: hanging, board, every=0.01, patience=0.02)
+    assert hanging.asked.wait(10)
+    _until(lambda: sampler.state.startswith("lost"))
+    assert sampler.state == "lost: no answer for 0.02 seconds (told)" and sampler.busy() is None
+    sampler.close()
+    assert _said(caplog) == [f"the GPU sensor is lost, feedback goes by the consumer's waits alone: {sampler.state[6:]}"]
+    # What it says at last is nobody's, and it is given back.
+    hanging.let_go.set()
+    assert hanging.closed.wait(10)
+    assert sampler.busy() is None and sampler.last is None and not board.any()
+    assert len(_said(caplog)) == 1
+
+
+def test_one_that_hangs_does_not_hold_up_the_end(hanging: Hanging, caplog: pytest.LogCaptureFixture) -> None:
+    board = np.zeros(2, np.int64)
+    sampler = Sampler(lambda: hanging, board, every=0.01)
+    assert hanging.asked.wait(10)
+    sampler.close()
+    assert sampler._thread.is_alive() and sampler._thread.daemon
+    assert _said(caplog) == ["the GPU sensor hangs (told): its thread is left behind"]
+    sampler.close()
+    assert len(_said(caplog)) == 1
+    hanging.let_go.set()
+    assert hanging.closed.wait(10)
+    assert not board.any()
+
+
+def test_looking_for_one_may_hang_too(hanging: Hanging) -> None:
+    def find() -> Hanging:
+        hanging.let_go.wait()
+        return hanging
+
+    sampler = Sampler(find, np.zeros(2, np.int64), every=0.01, patience=0.02)
+    _until(lambda: sampler.state == "lost: no answer for 0.02 seconds (looking for a sensor)")
+    sampler.close()
+    hanging.let_go.set()
+    assert hanging.closed.wait(10), "one that was found too late is kept"

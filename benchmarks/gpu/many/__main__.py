@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu import data
+from benchmarks.gpu import command
 from benchmarks.gpu.log import Log
 from benchmarks.gpu.many import sets
 from benchmarks.gpu.many.parts import PARTS, Plan, Run
@@ -28,29 +28,18 @@ MODULE = "benchmarks.gpu.many"
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, help="made by python -m benchmarks.gpu.data; made up with --tiny")
-    parser.add_argument("--output", type=Path, required=True, help="the record; parts measured earlier stay in it")
+    parser = command.parser(MODULE, __doc__, list(PARTS))
     parser.add_argument(
         "--worlds", default="1,2,4,8", help="numbers of ranks; those beyond the GPUs are not run, and said to be"
     )
-    parser.add_argument("--only", choices=list(PARTS), action="append", help="a part; may be repeated (default: all)")
-    parser.add_argument("--batch", type=int, default=16, help="samples a step of each GPU, in training")
     parser.add_argument(
         "--order-batch", type=int, default=256, help="samples a step of all ranks, where sequences are compared"
     )
     parser.add_argument("--feed-batch", type=int, default=64, help="samples a step of each GPU, of the loader alone")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=15, help="of a round")
     parser.add_argument("--seconds", type=float, default=4.0, help="of a round of the loader alone")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds after which a group of ranks is ended")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument(
-        "--tiny", action="store_true", help="a small model, few steps, made-up pictures: to see that all of it runs"
-    )
-    return parser.parse_args()
+    return command.parsed(parser)
 
 
 def plan_of(chosen: argparse.Namespace) -> Plan:
@@ -67,10 +56,6 @@ def plan_of(chosen: argparse.Namespace) -> Plan:
 def main() -> None:
     """Measure what is asked for."""
     chosen = arguments()
-    if chosen.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("torch sees no GPU: --device cpu --tiny tries everything on a CPU, and 'lftrain doctor' says what is missing")
-    if chosen.data is None and not chosen.tiny:
-        sys.exit("--data FOLDER is wanted: python -m benchmarks.gpu.data PICTURES FOLDER makes it")
     try:
         plan = plan_of(chosen)
     except ValueError:
@@ -79,17 +64,8 @@ def main() -> None:
         # The ranks' GPUs are told by the ranks: this process starts no CUDA.
         log = Log(chosen.output, "gpu-many", MODULE, torch.device("cpu"))
         with tempfile.TemporaryDirectory(prefix="many-") as scratch:
-            folder = chosen.data
-            if folder is None:
-                folder = Path(scratch) / "data"
-                data.make(None, folder, samples=96, vocab=256, state=4, horizon=4, action=3)
-            about = data.read(folder)
-            log.made["options"] |= {
-                "data": {name: getattr(about, name) for name in about.__struct_fields__},
-                "device": chosen.device,
-                "tiny": chosen.tiny,
-                "plan": plan.told(),
-            }
+            folder, about = command.folder_of(chosen, Path(scratch), 96)
+            log.made["options"] |= {"data": about, "device": chosen.device, "tiny": chosen.tiny, "plan": plan.told()}
             tokens = sets.make_tokens(Path(scratch) / "tokens", 400 if chosen.tiny else 40_000)
             run = Run(plan, log, Path(scratch), folder, tokens, chosen.device, chosen.tiny)
             wrong = run.parts(chosen.only or list(PARTS))

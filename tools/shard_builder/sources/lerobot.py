@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 from collections import OrderedDict
@@ -17,14 +16,14 @@ from numpy.typing import NDArray
 from lfdata.errors import OptionError, SampleError, SourceError
 from shard_builder.fields import check_unique
 from shard_builder.sources.base import BadRecord, FieldSpec, RawSample, Record
-from shard_builder.sources.files import read_file, refuse_pointer, resolve_inside, show, size_inside
+from shard_builder.sources.files import read_file, resolve_inside, show, size_inside
 from shard_builder.sources.lerobot_meta import NUMBERS, Episode, Feature, Meta
-from shard_builder.sources.lerobot_parquet import ParquetFile, Rows, arrow_library, check_column, dense
+from shard_builder.sources.lerobot_parquet import ParquetFile, Rows, arrow_library, check_column
+from shard_builder.sources.lerobot_scan import INDEX, DataFile, VideoSizes
 from shard_builder.sources.options import SourceOptions
 from shard_builder.sources.video import VideoFile, av_library, video_versions
 
 TASK, SUBTASK = "task", "subtask"
-_INDEX = ("episode_index", "frame_index", "timestamp", "index", "task_index")
 _TOLERANCE = 1e-4
 _VALID = {
     "images": "<codec options of all pictures, such as exact=224x224,codec=jpeg,quality=90>",
@@ -136,7 +135,7 @@ class LeRobot:
 
     def scan(self) -> Iterator[Record | BadRecord]:
         """Every frame. An episode whose files are missing, or do not have what ``meta`` says, is one bad sample."""
-        listed, data, sizes = set(self._meta.episodes.tolist()), _DataFile(), _VideoSizes(self)
+        listed, data, sizes = set(self._meta.episodes.tolist()), DataFile(), VideoSizes(self.root, self._meta, self._videos)
         for ordinal in range(len(self._meta)):
             episode = self._meta.episode(ordinal)
             try:
@@ -152,11 +151,11 @@ class LeRobot:
             for frame, time in enumerate(times):
                 yield Record(b"%06d/%06d" % (episode.index, frame), _encode((ordinal, first + frame, frame, time)), size)
 
-    def _data_file(self, path: str, listed: set[int]) -> _DataFile:
+    def _data_file(self, path: str, listed: set[int]) -> DataFile:
         file = ParquetFile(self.root, path)
         try:
             self._check_schema(file)
-            found = _DataFile(path, file)
+            found = DataFile(path, file)
         finally:
             file.close()
         unknown = sorted(set(found.runs) - listed)
@@ -166,7 +165,7 @@ class LeRobot:
 
     def _check_schema(self, file: ParquetFile) -> None:
         features = self._meta.info.features
-        needed = {name: Feature("float32" if name == "timestamp" else "int64") for name in _INDEX}
+        needed = {name: Feature("float32" if name == "timestamp" else "int64") for name in INDEX}
         needed |= {name: features[name] for name in (*self._numbers, *self._images, *self._texts) if name in features}
         for name, feature in needed.items():
             if name not in file.schema:
@@ -284,91 +283,6 @@ class LeRobot:
             found = VideoFile(resolve_inside(self.root, path), show(path))
         self._open[path] = found
         return found
-
-
-class _DataFile:
-    """The index columns of one data file, and where its episodes begin and end."""
-
-    def __init__(self, path: str = "", file: ParquetFile | None = None) -> None:
-        self.path, self.row_bytes = path, 0
-        self.columns: dict[str, NDArray[Any]] = {}
-        self.runs: dict[int, list[tuple[int, int]]] = {}
-        if file is None:
-            return
-        self.row_bytes = file.size // max(1, file.rows)
-        table = file.read(_INDEX)
-        for name in _INDEX:
-            values = dense(table.column(name).combine_chunks(), (1,))
-            if values is None:
-                raise SampleError("columns", f"column {name!r} has nulls, or more than one value a row", path=show(path))
-            self.columns[name] = values.reshape(-1)
-        episodes = self.columns["episode_index"]
-        edges = np.flatnonzero(np.diff(episodes)) + 1
-        bounds = [0, *edges.tolist(), len(episodes)]
-        for start, stop in itertools.pairwise(bounds):
-            if start < stop:
-                self.runs.setdefault(int(episodes[start]), []).append((start, stop))
-
-    def check(self, episode: Episode, tasks: dict[int, str] | None) -> int:
-        """The first row of an episode that is as ``meta`` says. Raises :class:`SampleError`."""
-        runs = self.runs.get(episode.index, [])
-        found = sum(stop - start for start, stop in runs)
-        if found != episode.length:
-            raise SampleError("episode-length", f"the file has {found} rows of the episode; meta says {episode.length}")
-        if len(runs) > 1:
-            raise SampleError("episode-split", f"the episode's rows lie in {len(runs)} places of the file")
-        if not runs:
-            return 0
-        start, stop = runs[0]
-        part = {name: column[start:stop] for name, column in self.columns.items()}
-        if not np.array_equal(part["frame_index"], np.arange(stop - start)):
-            raise SampleError("frame-index", f"frame_index does not count from 0 to {stop - start - 1}")
-        times = part["timestamp"]
-        if not np.isfinite(times).all() or not (np.diff(times) > 0).all():
-            raise SampleError("timestamp", "the timestamps are not finite and ascending")
-        if tasks is not None and (lacking := sorted(set(np.unique(part["task_index"]).tolist()) - set(tasks))):
-            raise SampleError("no-task", f"task_index {lacking[0]} is not in meta/tasks")
-        return start
-
-
-class _VideoSizes:
-    """Bytes of video a frame, by file; every file is looked at once."""
-
-    def __init__(self, source: LeRobot) -> None:
-        self._root, self._meta, self._cameras = source.root, source._meta, source._videos
-        self._frames: dict[str, int] = {}
-        self._found: dict[str, int | SampleError] = {}
-        if self._meta.new and self._cameras:
-            for ordinal in range(len(self._meta)):
-                episode = self._meta.episode(ordinal)
-                for camera in self._cameras:
-                    path = episode.videos[camera].path
-                    self._frames[path] = self._frames.get(path, 0) + episode.length
-
-    def of(self, episode: Episode) -> int:
-        """Bytes of video a frame of an episode. Raises :class:`SampleError` for a file that is missing or a Git LFS pointer."""
-        total = 0
-        for camera in self._cameras:
-            path = episode.videos[camera].path
-            if not self._meta.new:
-                total += self._size(path) // max(1, episode.length)
-                continue
-            if path not in self._found:
-                try:
-                    self._found[path] = self._size(path) // max(1, self._frames[path])
-                except SampleError as error:
-                    self._found[path] = error
-            size = self._found[path]
-            if isinstance(size, SampleError):
-                raise SampleError(size.code, size.reason, path=size.path)
-            total += size
-        return total
-
-    def _size(self, path: str) -> int:
-        size = size_inside(self._root, path)
-        if size < 1024:
-            refuse_pointer(read_file(self._root, path, 1024), path)
-        return size
 
 
 def _as_declared(value: Any, feature: Feature) -> Any:
