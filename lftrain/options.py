@@ -55,7 +55,13 @@ class PrecisionOptions(Struct, frozen=True, kw_only=True):
         Annotated[float, Meta(ge=0)] | None,
         _doc("largest norm of all gradients together, after unscaling; 0 or none: no clipping"),
     ] = 1.0
-    max_skips: Annotated[int, _doc("steps in a row with non-finite gradients after which the run stops", ge=1)] = 20
+    max_skips: Annotated[
+        int,
+        _doc(
+            "steps in a row that were skipped (gradients that are not finite, or nothing in them that counts) after which the run stops",
+            ge=1,
+        ),
+    ] = 20
     scale_init: Annotated[float, _doc("first gradient scale (fp16)", ge=1)] = 2.0**16
     scale_growth_interval: Annotated[int, _doc("good steps after which the scale doubles (fp16)", ge=1)] = 2000
 
@@ -133,6 +139,13 @@ class CheckpointOptions(Struct, frozen=True, kw_only=True):
             "`auto`: from the newest sound one, from the start without one; `must`: an error without one; `never`: refuse a folder that has one"
         ),
     ] = "auto"
+    allow_batch_change: Annotated[
+        bool,
+        _doc(
+            "go on from a checkpoint of another `data.batch_size`, from the same sample, where its samples are a whole number of batches here "
+            "and rows are neither packed nor in buckets; without it another size is an error"
+        ),
+    ] = False
     export: Annotated[bool, _doc("model.safetensors beside the last checkpoint when the run ends (extra `safetensors`)")] = (
         False
     )

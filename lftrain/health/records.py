@@ -26,10 +26,11 @@ class Records:
     Args:
         folder: of the run; ``None`` on ranks that write nothing.
         tensorboard: whether scalars go there too.
+        rank: of several; said in the log of events that are one rank's own.
     """
 
-    def __init__(self, folder: Path | None, tensorboard: bool = False) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None, tensorboard: bool = False, rank: int | None = None) -> None:
+        self._folder, self._rank = folder, rank
         self._file: int | None = None
         self._board: Any = None
         self.events = 0
@@ -70,12 +71,15 @@ class Records:
             for name, value in _scalars(values):
                 self._board.add_scalar(f"{kind}/{name}", value, step)
 
-    def event(self, name: str, message: str, **values: Any) -> None:
-        """Something people should know: a line, and the log."""
+    def event(self, name: str, message: str, *, shared: bool = False, **values: Any) -> None:
+        """Something people should know: a line, and the log. ``shared``: all ranks tell the same, so the first does it for all."""
         self.events += 1
         step = int(values.pop("step", -1))
+        if shared and self._rank:
+            return
         quiet = name in ("checkpoint", "resume", "plan")
-        log.log(logging.INFO if quiet else logging.WARNING, "%s: %s", name, message)
+        who = "" if shared or self._rank is None else f"rank {self._rank}: "
+        log.log(logging.INFO if quiet else logging.WARNING, "%s%s: %s", who, name, message)
         self.write("event", step, name=name, message=message, **values)
 
     def close(self) -> None:

@@ -126,7 +126,9 @@ class Checkpoints:
             if target.exists():
                 self._remove(target)
             self._rename(path, target)
-            self._event("damaged checkpoint", f"{reason}. It is {target} now, and the one before is used", path=str(target))
+            self._event(
+                "damaged checkpoint", f"{reason}. It is {target} now, and the one before is used", path=str(target), shared=True
+            )
 
     def close(self) -> None:
         """Wait for the thread, without a word to other ranks, and let go of the folder."""
@@ -168,7 +170,7 @@ class Checkpoints:
             self._error = f"checkpoint of step {step}: {error}"
         if self._error:
             shutil.rmtree(temporary, ignore_errors=True)
-            self._event("checkpoint failed", self._error, step=step)
+            self._event("checkpoint failed", self._error, step=step, shared=True)
 
     def _write(self, step: int, temporary: Path, tensors: Tensors, content: bytes) -> None:
         files, final = self._files, self.root / _name(step)
@@ -194,7 +196,7 @@ class Checkpoints:
         for path in sorted(_steps(self.root))[: -self._options.keep]:
             if path != final:
                 self._remove(path)
-        self._event("checkpoint", f"step {step} is kept in {final}", step=step)
+        self._event("checkpoint", f"step {step} is kept in {final}", step=step, shared=True)
 
     def _file(self, path: Path, data: bytes) -> None:
         output = self._files.create(path)
