@@ -56,11 +56,12 @@ class Checkpoints:
         if refused := group.gather_json(refused)[0]:
             raise CheckpointError(refused)
 
-    def save(self, step: int, tensors: Tensors, state: dict[str, Any]) -> None:
+    def save(self, step: int, tensors: Tensors, state: dict[str, Any], ready: Tensors | None = None) -> None:
         """Begin a checkpoint; waits for the one before.
 
         Args:
             step: steps that are done. tensors: of model and optimiser. state: the rest of it, JSON-able, this rank's under ``"own"``.
+            ready: more tensors, on the host, that nobody changes.
 
         Raises:
             CheckpointError: ``failures`` in a row have failed.
@@ -70,7 +71,7 @@ class Checkpoints:
         self.last, self._pending = step, True
         if self._group.rank != 0:
             return
-        copies = stage(tensors, self._buffers)
+        copies = {**stage(tensors, self._buffers), **(ready or {})}
         content = msgspec.json.encode({**state, "own": owns, "step": step})
         self._thread = threading.Thread(target=self._try, args=(step, copies, content), name="checkpoint")
         self._thread.start()

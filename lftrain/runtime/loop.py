@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import nn
 
-from lfdata.errors import BudgetError, StateError
+from lfdata.errors import BudgetError, LfdataError, StateError
 from lftrain.comm.checksum import compare
 from lftrain.comm.ddp import Parallel
 from lftrain.comm.group import Group, join
@@ -37,9 +37,9 @@ from lftrain.runtime.feed import Feed, LoaderLike
 from lftrain.runtime.precision import Precision
 from lftrain.runtime.rates import Rates, Schedule
 from lftrain.runtime.seed import be_deterministic, derive, random_state, seed_all, set_random_state
-from lftrain.runtime.state import collect, restore
+from lftrain.runtime.state import HOOK, collect, restore
 from lftrain.runtime.step import Loss, StepRunner, check_parameters
-from lftrain.runtime.storage import Reader
+from lftrain.runtime.storage import Reader, read_tensor
 from lftrain.runtime.watch import Watch
 
 
@@ -103,7 +103,7 @@ class Runtime:
         self.model, self.optimizer, self.loss = model.to(device), optimizer, loss
         self.precision = Precision(options.precision, device)
         self.precision.prepare(model)
-        self.parallel = Parallel(model, self.group, options.ddp)
+        self.parallel = Parallel(model, self.group, options.ddp, lambda text: self.records.event("hook", text, shared=True))
         check_parameters(optimizer, self.parallel)
         self.meter = Meter(device)
         clip = options.precision.clip or None
@@ -313,17 +313,19 @@ class Runtime:
     def _save(self) -> None:
         self.watch.drain()
         tensors, plain = collect(self.model, self.optimizer)
+        hook, kept = self.parallel.hook_state()
         state = {
             "loader": self._place,
             "optimizer": plain,
             "precision": self.precision.state_dict(),
             "watch": self.watch.state_dict(),
             "held_out": self.held_out_loss,
+            "hook": hook,
             "nominal": self.runner.nominal,
             "world": self.group.world,
             "own": random_state(self.group.device),
         }
-        self.checkpoints.save(self.step, tensors, state)
+        self.checkpoints.save(self.step, tensors, state, {HOOK + name: value for name, value in kept.items()})
 
     def _resume(self) -> None:
         damaged = ""
@@ -354,13 +356,16 @@ class Runtime:
             self.feed.load_state_dict(state["loader"], self.options.checkpoint.allow_batch_change)
             self.held_out_loss = state.get("held_out")
             self.runner.nominal = float(state["nominal"])
+            self.parallel.load_hook_state(state.get("hook"), lambda name: read_tensor(path, manifest, HOOK + name))
             owns, self.step, self._place = state["own"], manifest.step, state["loader"]
         except StateError as error:
             error.add_note(f"It is that of the checkpoint {path}")
             if "allow_batch_change" in str(error):
                 error.add_note("In a configuration: checkpoint.allow_batch_change = true")
             raise
-        except (KeyError, TypeError) as error:
+        except LfdataError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DamagedCheckpointError(path / "state.json", None, f"not a state of a run: {error!r}") from error
         self.checkpoints.last = self.step
         if len(owns) == self.group.world:

@@ -91,6 +91,12 @@ def test_powersgd_trains_and_recovers_from_inf(points: Path, tmp_path: Path) -> 
     assert [one["skipped"] for one in found] == [1, 1] and found[0]["bits"] == found[1]["bits"]
 
 
+def test_powersgd_with_several_buckets_sends_them_in_order(points: Path, tmp_path: Path) -> None:
+    chosen = {"hook": "powersgd", "powersgd_rank": 1, "powersgd_start": 2, "bucket_mb": 1e-4, "checksum_every": 1}
+    found = runkit.run(tmp_path, points, 2, steps=60, ddp=chosen)
+    assert [one["step"] for one in found] == [60, 60] and found[0]["bits"] == found[1]["bits"]
+
+
 def test_experts_without_tokens_have_zeros_on_every_rank(points: Path, tmp_path: Path) -> None:
     found = runkit.run(tmp_path, points, 2, steps=4, experts=True, ddp={"checksum_every": 1})
     assert found[0]["none"] == found[1]["none"] == []
