@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,34 @@ def test_a_loader_of_ones_own_is_not_asked_for_another_batch_size(tmp_path: Path
     train(2)
     with pytest.raises(ConfigError, match=r"allow_batch_change.*Batches"):
         train(4)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (("optimizer.lr=inf",), "optimizer.lr is not a finite number"),
+        (("precision.mode=fp16", "precision.scale_init=1e300"), "precision.scale_init"),
+        (("optimizer.betas=[0.9, nan]",), "optimizer.betas is not a finite number"),
+        (("optimizer.betas=[1.0, 0.9]",), "optimizer.betas is [1.0, 0.9]; each is 0 or more, and less than 1"),
+        (("optimizer.kind=sgd", "optimizer.betas=[-1, 0.9]"), "optimizer.betas is [-1.0, 0.9]"),
+        (("ddp.bucket_mb=1e300",), "ddp.bucket_mb"),
+        (("run.collective_seconds=1e300",), "run.collective_seconds"),
+        (("model.kind=:",), "model.kind ':' cannot be imported"),
+        (("model.kind=vla",), "the model needs a field 'action' and gets x, y"),
+        (
+            ("model.kind=lm", "model.options={vocab=9, field='x', width=8, heads=1, hidden=8, layers=1, pad=0.5}"),
+            "model.options",
+        ),
+        (("model.kind=lm", "model.options={vocab=9, field='y'}"), "field 'y' comes as (8,) and the model takes (rows, any)"),
+        (("held_out.path='none'",), "held_out.path"),
+        (("data.path='none'",), "the loader gives no batch in a whole epoch"),
+        (("data.path='none'", "data.accumulate=auto", "activations.limit_mb=1"), "fewer samples than data.batch_size"),
+    ],
+)
+def test_what_cannot_be_used_is_told_in_a_line(config: Path, values: tuple[str, ...], said: str) -> None:
+    trainkit.write_points(config.parent / "none", 0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the loader has no batches")
+        found = run(config, *values)
+    assert found.exit_code == 1 and isinstance(found.exception, SystemExit)
+    assert found.stderr.startswith("lftrain: ") and said in found.stderr
