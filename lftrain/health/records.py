@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import math
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ class Records:
     def __init__(self, folder: Path | None, tensorboard: bool = False, rank: int | None = None) -> None:
         self._folder, self._rank = folder, rank
         self._file: int | None = None
+        # A checkpoint's thread writes, too.
+        self._writing, self._losing = threading.Lock(), False
         self._board: Any = None
         self.events = 0
         if folder is None:
@@ -39,7 +43,7 @@ class Records:
         path = folder / "metrics.jsonl"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise StorageError(path, "open", error.errno, error.strerror or str(error)) from error
         if tensorboard:
@@ -54,19 +58,23 @@ class Records:
                 temporary.write_bytes(msgspec.json.format(msgspec.json.encode(values), indent=2) + b"\n")
                 os.replace(temporary, path)
             except OSError as error:
+                with contextlib.suppress(OSError):
+                    temporary.unlink()
                 raise StorageError(path, "write", error.errno, error.strerror or str(error)) from error
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """One line. A disk that takes none is no reason to end a run: the line is lost, which is said once."""
+        """One line. A disk that takes none is no reason to end a run: lines are lost, which is said once each time that it happens."""
         if self._file is None:
             return
         line = msgspec.json.encode({"kind": kind, "step": step, "time": round(time.time(), 3), **values}) + b"\n"
-        try:
-            os.write(self._file, line)
-        except OSError as error:
-            log.error("metrics.jsonl cannot be written, lines are lost: %s", error)
-            os.close(self._file)
-            self._file = None
+        with self._writing:
+            try:
+                _append(self._file, line)
+                self._losing = False
+            except OSError as error:
+                if not self._losing:
+                    log.error("metrics.jsonl cannot be written, lines are lost: %s", error)
+                self._losing = True
         if self._board is not None:
             for name, value in _scalars(values):
                 self._board.add_scalar(f"{kind}/{name}", value, step)
@@ -91,6 +99,16 @@ class Records:
         if self._board is not None:
             self._board.close()
             self._board = None
+
+
+def _append(file: int, line: bytes) -> None:
+    """All of a line or nothing of it, after what a kill may have left of another. Raises OSError."""
+    end = os.fstat(file).st_size
+    if end and os.pread(file, 1, end - 1) != b"\n":
+        line = b"\n" + line
+    if (written := os.write(file, line)) < len(line):
+        os.ftruncate(file, end)
+        raise OSError(errno.ENOSPC, f"{written} of {len(line)} bytes were taken")
 
 
 def _summary_writer(folder: Path) -> Any:

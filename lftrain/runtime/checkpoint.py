@@ -78,10 +78,17 @@ class Checkpoints:
         if not self._options.asynchronous:
             self._thread.join()
 
-    def wait(self) -> None:
-        """Until nothing is being written; all ranks learn whether it went well. Raises :class:`CheckpointError`."""
+    def finish(self) -> None:
+        """After the last :meth:`save`: raises :class:`CheckpointError` unless what it was given is kept."""
+        if error := self.wait():
+            raise CheckpointError(
+                f"the last checkpoint could not be written: {error}. With room for it, the same command goes on from there"
+            )
+
+    def wait(self) -> str:
+        """Until nothing is being written; what went wrong, on all ranks, or "". Raises :class:`CheckpointError` for the last of too many."""
         if not self._pending:
-            return
+            return ""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -91,6 +98,7 @@ class Checkpoints:
         self._failures = self._failures + 1 if error else 0
         if self._failures >= self._options.failures:
             raise CheckpointError(f"{self._failures} checkpoints in a row have failed. The last: {error}")
+        return str(error)
 
     def candidates(self) -> list[Path]:
         """Whole checkpoints, newest first. Raises :class:`ConfigError` for what ``resume`` forbids."""

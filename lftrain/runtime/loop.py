@@ -274,7 +274,7 @@ class Runtime:
         self.watch.drain()
         if self.checkpoints.last != self.step:
             self._save()
-        self.checkpoints.wait()
+        self.checkpoints.finish()
         if self.options.checkpoint.export and self.group.rank == 0:
             export(self.model, self.folder / "model.safetensors", self.step)
         finished = self.step >= self.options.run.steps
@@ -285,7 +285,7 @@ class Runtime:
         self.watch.drain()
         if self.step and self.checkpoints.last != self.step:
             self._save()
-        self.checkpoints.wait()
+        self.checkpoints.finish()
         error.add_note(f"What was trained is kept: with a larger max_bytes the run goes on from step {self.step}")
 
     def _close(self, signals: dict[int, Any]) -> None:
