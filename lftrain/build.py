@@ -98,19 +98,22 @@ def held_out_loader(held: HeldOutOptions, data: DataOptions, accumulate: int, gr
     chosen = data.fields if held.fields is None else held.fields
     size = held.batch_size or max(group.world, data.batch_size // accumulate)
     options = {name: getattr(data, name) for name in (*_PLACES, *_BUDGET)}
-    return Epoch(
-        Loader(
-            held.path,
-            size,
-            fields(chosen, "held_out.fields"),
-            shuffle="sequential",
-            tail="pad",
-            rank=group.rank,
-            world_size=group.world,
-            bad_samples="mask" if data.bad_samples != "stop" else "stop",
-            **options,
-        )
+    loader = Loader(
+        held.path,
+        size,
+        fields(chosen, "held_out.fields"),
+        shuffle="sequential",
+        tail="pad",
+        rank=group.rank,
+        world_size=group.world,
+        bad_samples="mask" if data.bad_samples != "stop" else "stop",
+        **options,
     )
+    if not len(loader):
+        raise ConfigError(
+            f"held_out.path {held.path}: there is no sample to evaluate on; leave [held_out] out, or name other data"
+        )
+    return Epoch(loader)
 
 
 class Epoch:
@@ -149,6 +152,8 @@ def optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.Optimi
         raise ConfigError("the model has no parameter that is trained (requires_grad)")
     # Not False, which torch takes for a wish to go through the parameters one by one.
     fused = options.fused or None
+    if not all(0 <= beta < 1 for beta in options.betas):
+        raise ConfigError(f"optimizer.betas is {list(options.betas)}; each is 0 or more, and less than 1")
     if options.kind == "sgd":
         return torch.optim.SGD(groups, lr=options.lr, momentum=options.betas[0], fused=fused)
     return AdamW(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=fused)

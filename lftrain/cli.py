@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from lfdata.errors import LfdataError
 from lftrain import config as configuration
 from lftrain.errors import PeerError
+
+if TYPE_CHECKING:
+    from lftrain.runtime.loop import Result
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -51,9 +56,19 @@ def run(config: Path, overrides: tuple[str, ...], check: bool) -> None:
             os._exit(1)
         sys.exit(1)
     if runtime.group.rank == 0:
-        held = "" if result.held_out is None else f", held-out loss {result.held_out:.6g}"
-        click.echo(f"step {result.step}: loss {result.loss:.6g}{held}, {result.skipped} skipped; records in {runtime.folder}")
+        click.echo(_summary(result, options.run.steps, runtime.folder))
     sys.exit(0 if result.finished else 3)
+
+
+def _summary(result: Result, steps: int, folder: Path) -> str:
+    """What a run came to, in a line."""
+    known = [f"loss {result.loss:.6g}"] if math.isfinite(result.loss) else []
+    known += [f"held-out loss {result.held_out:.6g}"] if result.held_out is not None else []
+    told = ", ".join([*known, f"{result.skipped} skipped"])
+    if result.finished and result.began == result.step:
+        more = "" if result.step == steps else f" (run.steps is {steps})"
+        return f"this run is finished already, nothing was done: step {result.step}{more}: {told}; records in {folder}"
+    return f"step {result.step}: {told}; records in {folder}"
 
 
 @main.command()

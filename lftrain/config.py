@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
 import types
@@ -50,9 +51,12 @@ def convert(value: Any, kind: type[S], where: str) -> S:
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
         raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
     try:
-        return msgspec.convert(value, kind)
+        found = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {str(error).replace('$.', '')}") from error
+    if odd := next(_not_finite(found, ""), None):
+        raise ConfigError(f"{where}: {odd} is not a finite number")
+    return found
 
 
 def describe() -> str:
@@ -124,6 +128,18 @@ def _unknown(value: Mapping[Any, Any], kind: type[msgspec.Struct], prefix: str) 
             yield f"{prefix}{key}", list(options)
         elif isinstance(inner, Mapping) and (below := _struct(options[key].type)) is not None:
             yield from _unknown(inner, below, f"{prefix}{key}.")
+
+
+def _not_finite(found: msgspec.Struct, prefix: str) -> Iterator[str]:
+    """Options that are inf or nan, which no limit of one side keeps out."""
+    for option in msgspec.structs.fields(found):
+        value, name = getattr(found, option.name), f"{prefix}{option.encode_name}"
+        if isinstance(value, msgspec.Struct):
+            yield from _not_finite(value, f"{name}.")
+        elif any(
+            isinstance(one, float) and not math.isfinite(one) for one in (value if isinstance(value, tuple) else (value,))
+        ):
+            yield name
 
 
 def _read(path: Path) -> dict[str, Any]:

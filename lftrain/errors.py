@@ -13,6 +13,10 @@ class NonFiniteError(LfdataError):
     """Too many steps in a row had gradients that are not finite; the message names rank, parameter and samples of the last, and what to try."""
 
 
+class LossError(LfdataError):
+    """What a loss returns cannot be used, or nothing counted in too many steps in a row; the message names step, rank and micro-batch."""
+
+
 class CheckpointError(LfdataError):
     """No checkpoint could be written or found; the message says where and why."""
 

@@ -11,6 +11,8 @@ def _doc(text: str, **limits: Any) -> Meta:
     return Meta(description=text, **limits)
 
 
+MOST_SECONDS = 1e7
+
 Above = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
 Number = Annotated[int, Meta(ge=0)]
@@ -37,9 +39,9 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = 2
     collective_seconds: Annotated[
-        float, _doc("how long a rank may wait for the others in one operation before that is an error", gt=0)
+        float, _doc("how long a rank may wait for the others in one operation before that is an error", gt=0, le=MOST_SECONDS)
     ] = 600.0
-    peer_seconds: Annotated[float, _doc("silence after which a rank is taken for dead", ge=2)] = 60.0
+    peer_seconds: Annotated[float, _doc("silence after which a rank is taken for dead", ge=2, le=MOST_SECONDS)] = 60.0
 
 
 class PrecisionOptions(Struct, frozen=True, kw_only=True):
@@ -55,15 +57,21 @@ class PrecisionOptions(Struct, frozen=True, kw_only=True):
         Annotated[float, Meta(ge=0)] | None,
         _doc("largest norm of all gradients together, after unscaling; 0 or none: no clipping"),
     ] = 1.0
-    max_skips: Annotated[int, _doc("steps in a row with non-finite gradients after which the run stops", ge=1)] = 20
-    scale_init: Annotated[float, _doc("first gradient scale (fp16)", ge=1)] = 2.0**16
+    max_skips: Annotated[
+        int,
+        _doc(
+            "steps in a row that were skipped (gradients that are not finite, or nothing in them that counts) after which the run stops",
+            ge=1,
+        ),
+    ] = 20
+    scale_init: Annotated[float, _doc("first gradient scale (fp16)", ge=1, le=2.0**127)] = 2.0**16
     scale_growth_interval: Annotated[int, _doc("good steps after which the scale doubles (fp16)", ge=1)] = 2000
 
 
 class DdpOptions(Struct, frozen=True, kw_only=True):
     """Gradients between ranks."""
 
-    bucket_mb: Annotated[float, _doc("gradients that travel together, in MB", gt=0)] = 25.0
+    bucket_mb: Annotated[float, _doc("gradients that travel together, in MB", gt=0, le=1e6)] = 25.0
     bucket_view: Annotated[bool, _doc("gradients are views of the buckets: saves one copy of them")] = True
     find_unused: Annotated[
         bool,
@@ -133,6 +141,13 @@ class CheckpointOptions(Struct, frozen=True, kw_only=True):
             "`auto`: from the newest sound one, from the start without one; `must`: an error without one; `never`: refuse a folder that has one"
         ),
     ] = "auto"
+    allow_batch_change: Annotated[
+        bool,
+        _doc(
+            "go on from a checkpoint of another `data.batch_size`, from the same sample, where its samples are a whole number of batches here "
+            "and rows are neither packed nor in buckets; without it another size is an error"
+        ),
+    ] = False
     export: Annotated[bool, _doc("model.safetensors beside the last checkpoint when the run ends (extra `safetensors`)")] = (
         False
     )
@@ -147,7 +162,9 @@ class MetricsOptions(Struct, frozen=True, kw_only=True):
         "auto"
     )
     tensorboard: Annotated[bool, _doc("TensorBoard files in FOLDER/tensorboard (extra `tensorboard`)")] = False
-    trace_first: Annotated[Number | None, _doc("first step of a trace (FOLDER/trace-RANK.json, for ui.perfetto.dev)")] = None
+    trace_first: Annotated[
+        Number | None, _doc("first step of a trace, counted from 0 (FOLDER/trace-RANK.json, for ui.perfetto.dev)")
+    ] = None
     trace_steps: Annotated[int, _doc("steps of the trace", ge=1, le=100)] = 5
     memory_every: Annotated[int, _doc("logged lines between looks at memory by owner; 0: never", ge=0)] = 1
     growth_mb: Annotated[
@@ -236,13 +253,16 @@ class OptimizerOptions(Struct, frozen=True, kw_only=True):
 
     kind: Annotated[Literal["adamw", "sgd"], _doc("which")] = "adamw"
     lr: Annotated[float, _doc("largest learning rate", gt=0)] = 1e-3
-    betas: Annotated[tuple[float, float], _doc("AdamW's averages; the first is SGD's momentum")] = (0.9, 0.95)
+    betas: Annotated[tuple[float, float], _doc("AdamW's averages, each from 0 to under 1; the first is SGD's momentum")] = (
+        0.9,
+        0.95,
+    )
     eps: Annotated[float, _doc("AdamW's epsilon", gt=0)] = 1e-8
     weight_decay: Annotated[float, _doc("of parameters with two dimensions and more", ge=0)] = 0.01
     fused: Annotated[bool, _doc("one kernel for all parameters; without it torch's default (`foreach` on GPUs)")] = True
     schedule: Annotated[Literal["constant", "cosine", "linear"], _doc("after the warm-up")] = "cosine"
     warmup: Annotated[int, _doc("steps from 0 to the largest learning rate", ge=0)] = 100
-    final: Annotated[float, _doc("part of the learning rate that is left at the last step", ge=0, le=1)] = 0.1
+    final: Annotated[float, _doc("part of the learning rate that is left at the last step (not `constant`)", ge=0, le=1)] = 0.1
 
 
 class Config(Options, frozen=True, kw_only=True):

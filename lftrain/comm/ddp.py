@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from lftrain.comm.group import Group
+from lftrain.comm.powersgd import PowerSgd
 from lftrain.errors import ConfigError
 from lftrain.options import DdpOptions
 
@@ -21,8 +21,28 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
 
+class FixedBuckets(DistributedDataParallel):
+    """DDP whose buckets lie as they will from the first step on, in the order of parameters from the last to the first.
+
+    DDP itself lays them anew after the first step of a process, by when gradients came. gloo adds up ranks in an order that depends on where a
+    number lies, so a run that goes on would then differ from one that was never interrupted; PowerSGD's state would not fit.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.reducer._push_all_rebuilt_params()
+        self.reducer._rebuild_buckets()
+
+    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
+        parameters, sparse = super()._build_params_for_reducer()
+        return parameters[::-1], sparse[::-1]
+
+
 class Parallel:
     """A model as all ranks train it.
+
+    Args:
+        tell: called with what people should know of the hook's state, the same on all ranks.
 
     Attributes:
         network: what the loss calls: the model, or DDP around it.
@@ -32,7 +52,9 @@ class Parallel:
         ready: called when the last gradients of this rank exist and only their reduction is left.
     """
 
-    def __init__(self, model: nn.Module, group: Group, options: DdpOptions) -> None:
+    def __init__(
+        self, model: nn.Module, group: Group, options: DdpOptions, tell: Callable[[str], None] = lambda _: None
+    ) -> None:
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         if not trained:
             raise ConfigError("the model has no parameter that is trained (requires_grad)")
@@ -48,9 +70,12 @@ class Parallel:
         self.first_bad = self._none
         self.network: nn.Module = model
         self._ddp: DistributedDataParallel | None = None
-        self._powersgd: powerSGD_hook.PowerSGDState | None = None
+        self._powersgd: PowerSgd | None = None
+        self._group, self._tell = group, tell
         if group.world > 1:
-            self._ddp = DistributedDataParallel(
+            # With find_unused they stay as they are at first. NCCL promises no bits, and the order in which gradients come may be better.
+            fixed = not options.find_unused and (group.device.type == "cpu" or options.hook == "powersgd")
+            self._ddp = (FixedBuckets if fixed else DistributedDataParallel)(
                 model,
                 device_ids=[group.device.index] if group.device.type == "cuda" else None,
                 bucket_cap_mb=options.bucket_mb,
@@ -59,7 +84,7 @@ class Parallel:
             )
             self._places = {id(parameter): place for place, parameter in enumerate(self.parameters)}
             self._bucket_places: dict[tuple[int, ...], torch.Tensor] = {}
-            self._powersgd = _powersgd(options) if options.hook == "powersgd" else None
+            self._powersgd = PowerSgd(options, tell) if options.hook == "powersgd" else None
             # torch refuses annotations that are text, as they are in this module.
             self._ddp.register_comm_hook(None, lambda _, bucket: self._hook(bucket))
             self.network = self._ddp
@@ -73,11 +98,20 @@ class Parallel:
         return nullcontext() if last or self._ddp is None else self._ddp.no_sync()
 
     def forget(self) -> None:
-        """After a step that was skipped: what PowerSGD keeps of it is not finite either, and would spoil every later one."""
+        """After a step that was skipped for gradients that are not finite."""
         if self._powersgd is not None:
-            self._powersgd.error_dict.clear()
-            self._powersgd.p_memory_dict.clear()
-            self._powersgd.q_memory_dict.clear()
+            self._powersgd.forget()
+
+    def hook_state(self) -> tuple[dict[str, Any] | None, dict[str, torch.Tensor]]:
+        """All ranks together: what the hook keeps, JSON-able and as tensors on the host; the same on all ranks."""
+        return (None, {}) if self._powersgd is None else self._powersgd.state(self._group)
+
+    def load_hook_state(self, plain: dict[str, Any] | None, read: Callable[[str], torch.Tensor]) -> None:
+        """From :meth:`hook_state`. ``read`` gives a tensor by its name."""
+        if self._powersgd is not None:
+            self._powersgd.load(plain, read, self._group)
+        elif plain is not None:
+            self._tell("the checkpoint has a state of PowerSGD, which is not used here: what it kept back of gradients is lost")
 
     def _hook(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         places = tuple(self._places[id(parameter)] for parameter in bucket.parameters())
@@ -90,13 +124,7 @@ class Parallel:
         if bucket.is_last():
             self.ready()
         if self._powersgd is not None:
-            return powerSGD_hook.powerSGD_hook(self._powersgd, bucket)
+            return self._powersgd.reduce(bucket, [self.names[place] for place in places])
         everyone = dist.group.WORLD
         assert everyone is not None
         return allreduce_hook(everyone, bucket)
-
-
-def _powersgd(options: DdpOptions) -> powerSGD_hook.PowerSGDState:
-    return powerSGD_hook.PowerSGDState(
-        dist.group.WORLD, matrix_approximation_rank=options.powersgd_rank, start_powerSGD_iter=options.powersgd_start
-    )

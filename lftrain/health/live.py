@@ -30,15 +30,21 @@ class Live:
             return
         text = state_line(step, self._steps, values)
         width = shutil.get_terminal_size().columns - 1
-        self._stream.write(f"{self._start}{text[:width] if self._start else text}{self._end}")
-        self._stream.flush()
+        self._write(f"{self._start}{text[:width] if self._start else text}{self._end}")
 
     def close(self) -> None:
         """Leave the line standing."""
         if self._shown and self._start:
-            self._stream.write("\n")
-            self._stream.flush()
+            self._write("\n")
         self._shown = False
+
+    def _write(self, text: str) -> None:
+        """A terminal that is gone, or a full disk behind it, is no reason to end a run."""
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._shown = False
 
 
 def state_line(step: int, steps: int, values: dict[str, Any]) -> str:

@@ -66,7 +66,7 @@ def _from_function(options: ModelOptions) -> tuple[nn.Module, Any]:
     name, _, attribute = options.kind.partition(":")
     try:
         function = getattr(importlib.import_module(name), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"model.kind {options.kind!r} cannot be imported: {error}") from error
     try:
         found = function(**options.options)

@@ -157,3 +157,17 @@ def counted(batch: dict[str, torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
     """Which rows count, as 0 and 1 like ``rows`` (B,)."""
     mask = batch.get("__mask__")
     return torch.ones_like(rows) if mask is None else mask.to(rows.dtype)
+
+
+def taken(batch: dict[str, torch.Tensor], name: str, shape: tuple[int | None, ...]) -> torch.Tensor:
+    """A field of a batch: (rows, *shape), ``None`` for any size. Raises :class:`ConfigError` for what is not there or has another shape."""
+    if name not in batch:
+        there = ", ".join(one for one in batch if not one.startswith("__"))
+        raise ConfigError(f"the model needs a field {name!r} and gets {there}: name it in model.options, read it (data.fields)")
+    got = tuple(batch[name].shape)
+    if len(got) != len(shape) + 1 or any(size not in (None, one) for size, one in zip(shape, got[1:], strict=True)):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ConfigError(
+            f"field {name!r} comes as {got} and the model takes (rows, {wanted}): see data.fields and model.options"
+        )
+    return batch[name]

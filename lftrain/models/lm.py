@@ -10,7 +10,7 @@ from msgspec import Meta
 from torch import nn
 from torch.nn import functional as F
 
-from lftrain.models.layers import Block, RMSNorm, balance, counted, rotary
+from lftrain.models.layers import Block, RMSNorm, balance, counted, rotary, taken
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class Loss:
     def __call__(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean over the tokens of this micro-batch, and how many."""
         name = self.options.field
-        ids = batch[name].long()
+        ids = taken(batch, name, (None,)).long()
         segment, position = batch.get(f"{name}.segment"), batch.get(f"{name}.position")
         logits = model(ids, position, segment)
         target = ids[:, 1:]

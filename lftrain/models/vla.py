@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lftrain.errors import ConfigError
-from lftrain.models.layers import Attention, Block, RMSNorm, SwiGLU, balance, counted, rotary
+from lftrain.models.layers import Attention, Block, RMSNorm, SwiGLU, balance, counted, rotary, taken
 
 # Flow times are drawn as S * (1 - Beta(A, 1)): more of them where there is most noise (pi-0, arXiv 2410.24164, and GR00T N1, arXiv 2503.14734).
 S, A = 0.999, 1.5
@@ -242,12 +242,14 @@ class Loss:
     def __call__(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean over the rows of this micro-batch, and how many."""
         options = self.options
-        actions = batch[options.action].float()
+        actions = taken(batch, options.action, (options.horizon, options.action_size)).float()
+        state = taken(batch, options.state, (options.state_size,)).float()
+        ids = taken(batch, options.text, (None,)).long()
+        pictures = [taken(batch, name, (None, None, 3)) for name in options.cameras]
         time = S * (1 - torch.rand(len(actions), device=actions.device) ** (1 / A))
         noise = torch.randn_like(actions)
         noisy = torch.lerp(noise, actions, time[:, None, None])
-        pictures = [batch[name] for name in options.cameras]
-        velocity = model(pictures, batch[options.text].long(), batch[options.state].float(), noisy, time)
+        velocity = model(pictures, ids, state, noisy, time)
         rows = (velocity.float() - (actions - noise)).square().flatten(1).mean(1)
         keep = counted(batch, rows)
         mean = torch.where(keep > 0, rows, 0.0).sum() / keep.sum().clamp(min=1)

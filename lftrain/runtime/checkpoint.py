@@ -56,11 +56,12 @@ class Checkpoints:
         if refused := group.gather_json(refused)[0]:
             raise CheckpointError(refused)
 
-    def save(self, step: int, tensors: Tensors, state: dict[str, Any]) -> None:
+    def save(self, step: int, tensors: Tensors, state: dict[str, Any], ready: Tensors | None = None) -> None:
         """Begin a checkpoint; waits for the one before.
 
         Args:
             step: steps that are done. tensors: of model and optimiser. state: the rest of it, JSON-able, this rank's under ``"own"``.
+            ready: more tensors, on the host, that nobody changes.
 
         Raises:
             CheckpointError: ``failures`` in a row have failed.
@@ -70,17 +71,24 @@ class Checkpoints:
         self.last, self._pending = step, True
         if self._group.rank != 0:
             return
-        copies = stage(tensors, self._buffers)
+        copies = {**stage(tensors, self._buffers), **(ready or {})}
         content = msgspec.json.encode({**state, "own": owns, "step": step})
         self._thread = threading.Thread(target=self._try, args=(step, copies, content), name="checkpoint")
         self._thread.start()
         if not self._options.asynchronous:
             self._thread.join()
 
-    def wait(self) -> None:
-        """Until nothing is being written; all ranks learn whether it went well. Raises :class:`CheckpointError`."""
+    def finish(self) -> None:
+        """After the last :meth:`save`: raises :class:`CheckpointError` unless what it was given is kept."""
+        if error := self.wait():
+            raise CheckpointError(
+                f"the last checkpoint could not be written: {error}. With room for it, the same command goes on from there"
+            )
+
+    def wait(self) -> str:
+        """Until nothing is being written; what went wrong, on all ranks, or "". Raises :class:`CheckpointError` for the last of too many."""
         if not self._pending:
-            return
+            return ""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -90,6 +98,7 @@ class Checkpoints:
         self._failures = self._failures + 1 if error else 0
         if self._failures >= self._options.failures:
             raise CheckpointError(f"{self._failures} checkpoints in a row have failed. The last: {error}")
+        return str(error)
 
     def candidates(self) -> list[Path]:
         """Whole checkpoints, newest first. Raises :class:`ConfigError` for what ``resume`` forbids."""
@@ -126,7 +135,9 @@ class Checkpoints:
             if target.exists():
                 self._remove(target)
             self._rename(path, target)
-            self._event("damaged checkpoint", f"{reason}. It is {target} now, and the one before is used", path=str(target))
+            self._event(
+                "damaged checkpoint", f"{reason}. It is {target} now, and the one before is used", path=str(target), shared=True
+            )
 
     def close(self) -> None:
         """Wait for the thread, without a word to other ranks, and let go of the folder."""
@@ -168,7 +179,7 @@ class Checkpoints:
             self._error = f"checkpoint of step {step}: {error}"
         if self._error:
             shutil.rmtree(temporary, ignore_errors=True)
-            self._event("checkpoint failed", self._error, step=step)
+            self._event("checkpoint failed", self._error, step=step, shared=True)
 
     def _write(self, step: int, temporary: Path, tensors: Tensors, content: bytes) -> None:
         files, final = self._files, self.root / _name(step)
@@ -194,7 +205,7 @@ class Checkpoints:
         for path in sorted(_steps(self.root))[: -self._options.keep]:
             if path != final:
                 self._remove(path)
-        self._event("checkpoint", f"step {step} is kept in {final}", step=step)
+        self._event("checkpoint", f"step {step} is kept in {final}", step=step, shared=True)
 
     def _file(self, path: Path, data: bytes) -> None:
         output = self._files.create(path)

@@ -10,6 +10,7 @@ import torch
 
 from lfdata import DeviceLoader, Loader
 from lfdata.errors import OptionError
+from lftrain.errors import ConfigError
 
 Batch = dict[str, torch.Tensor]
 # Which samples a batch holds, as lfdata.Loader says.
@@ -105,10 +106,17 @@ class Feed:
             except Exception as error:
                 self._failed = error
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a step's ``state``."""
+    def load_state_dict(self, state: Mapping[str, Any], allow_batch_change: bool = False) -> None:
+        """Go on from a step's ``state``; if that is allowed, of a :class:`lfdata.Loader` with another batch size."""
         self._epoch, self._ahead, self._failed = None, None, None
-        self._loader.load_state_dict(state)
+        if isinstance(self._loader, Loader | DeviceLoader):
+            self._loader.load_state_dict(state, allow_batch_change=allow_batch_change)
+        elif allow_batch_change:
+            raise ConfigError(
+                f"checkpoint.allow_batch_change is an option of lfdata.Loader, and the loader is a {type(self._loader).__name__}"
+            )
+        else:
+            self._loader.load_state_dict(state)
         self._number = int(state.get("epoch", 0))
 
     def close(self) -> None:

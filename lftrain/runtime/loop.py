@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import nn
 
-from lfdata.errors import BudgetError
+from lfdata.errors import BudgetError, LfdataError, StateError
 from lftrain.comm.checksum import compare
 from lftrain.comm.ddp import Parallel
 from lftrain.comm.group import Group, join
@@ -37,21 +37,28 @@ from lftrain.runtime.feed import Feed, LoaderLike
 from lftrain.runtime.precision import Precision
 from lftrain.runtime.rates import Rates, Schedule
 from lftrain.runtime.seed import be_deterministic, derive, random_state, seed_all, set_random_state
-from lftrain.runtime.state import collect, restore
+from lftrain.runtime.state import HOOK, collect, restore
 from lftrain.runtime.step import Loss, StepRunner, check_parameters
-from lftrain.runtime.storage import Reader
+from lftrain.runtime.storage import Reader, read_tensor
 from lftrain.runtime.watch import Watch
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to: steps done, whether all were (or a signal ended it), last loss, last held-out loss, steps skipped."""
+    """What a run came to.
+
+    Attributes:
+        step: steps done, over all restarts; ``began`` of them by earlier lives of the run.
+        finished: whether all steps are done; if not, a signal ended it.
+        loss: the last that is known, NaN without any. held_out: likewise of held-out data. skipped: steps that changed nothing.
+    """
 
     step: int
     finished: bool
     loss: float
     held_out: float | None
     skipped: int
+    began: int = 0
 
 
 class Runtime:
@@ -90,12 +97,13 @@ class Runtime:
         self.options, self.group = options, group or join(run)
         self.group.same("the configuration", msgspec.to_builtins(options))
         self.folder, first = Path(run.folder), self.group.rank == 0
-        self.records = Records(self.folder if first else None, metrics.tensorboard)
+        rank = self.group.rank if self.group.world > 1 else None
+        self.records = Records(self.folder if first else None, metrics.tensorboard, rank)
         device = self.group.device
         self.model, self.optimizer, self.loss = model.to(device), optimizer, loss
         self.precision = Precision(options.precision, device)
         self.precision.prepare(model)
-        self.parallel = Parallel(model, self.group, options.ddp)
+        self.parallel = Parallel(model, self.group, options.ddp, lambda text: self.records.event("hook", text, shared=True))
         check_parameters(optimizer, self.parallel)
         self.meter = Meter(device)
         clip = options.precision.clip or None
@@ -117,7 +125,7 @@ class Runtime:
         parts = (("compile", self.compiled), ("graph", self.graphed), ("admission", self.admission))
         self.watch.extra = {name: part.report for name, part in parts if part is not None}
         self.step, self._asked, self._place = 0, False, loader.state_dict()
-        self._begun = False
+        self._begun, self._first = False, 0
         # Last, since it takes the folder's lock.
         self.checkpoints = Checkpoints(self.folder, options.checkpoint, self.group, self.records.event)
         self._record = {"options": msgspec.to_builtins(options), "environment": environment(device), **(record or {})}
@@ -159,7 +167,7 @@ class Runtime:
         pulse.stop()
         self.group.leave()
         finished = self.step >= self.options.run.steps
-        return Result(self.step, finished, self.watch.loss, self.held_out_loss, self.watch.skipped)
+        return Result(self.step, finished, self.watch.loss, self.held_out_loss, self.watch.skipped, self._first)
 
     def advance(self, steps: int) -> None:
         """So many steps and nothing around them (evaluation, checkpoint, signals), and wait for them: for measuring. :meth:`close` ends it."""
@@ -214,6 +222,7 @@ class Runtime:
         self._begun = True
         seed_all(derive(self.options.run.seed, "rank", self.group.rank))
         self._resume()
+        self._first = self.step
         self.records.run(self._record)
         self.records.write("start", self.step, world=self.group.world)
         self.model.train()
@@ -265,7 +274,7 @@ class Runtime:
         self.watch.drain()
         if self.checkpoints.last != self.step:
             self._save()
-        self.checkpoints.wait()
+        self.checkpoints.finish()
         if self.options.checkpoint.export and self.group.rank == 0:
             export(self.model, self.folder / "model.safetensors", self.step)
         finished = self.step >= self.options.run.steps
@@ -276,7 +285,7 @@ class Runtime:
         self.watch.drain()
         if self.step and self.checkpoints.last != self.step:
             self._save()
-        self.checkpoints.wait()
+        self.checkpoints.finish()
         error.add_note(f"What was trained is kept: with a larger max_bytes the run goes on from step {self.step}")
 
     def _close(self, signals: dict[int, Any]) -> None:
@@ -302,17 +311,21 @@ class Runtime:
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
+        self.watch.drain()
         tensors, plain = collect(self.model, self.optimizer)
+        hook, kept = self.parallel.hook_state()
         state = {
             "loader": self._place,
             "optimizer": plain,
             "precision": self.precision.state_dict(),
             "watch": self.watch.state_dict(),
+            "held_out": self.held_out_loss,
+            "hook": hook,
             "nominal": self.runner.nominal,
             "world": self.group.world,
             "own": random_state(self.group.device),
         }
-        self.checkpoints.save(self.step, tensors, state)
+        self.checkpoints.save(self.step, tensors, state, {HOOK + name: value for name, value in kept.items()})
 
     def _resume(self) -> None:
         damaged = ""
@@ -326,7 +339,7 @@ class Runtime:
                 self.checkpoints.set_aside(path, error)
                 damaged = error
                 continue
-            self.records.event("resume", f"from step {self.step}, {path}", step=self.step)
+            self.records.event("resume", f"from step {self.step}, {path}", step=self.step, shared=True)
             return
         damaged = damaged or self.checkpoints.only_damaged()
         if damaged:
@@ -340,10 +353,19 @@ class Runtime:
             restore(self.model, self.optimizer, Reader(path, manifest), manifest, state["optimizer"], where, untouched)
             self.precision.load_state_dict(state["precision"], where)
             self.watch.load_state_dict(state["watch"])
-            self.feed.load_state_dict(state["loader"])
+            self.feed.load_state_dict(state["loader"], self.options.checkpoint.allow_batch_change)
+            self.held_out_loss = state.get("held_out")
             self.runner.nominal = float(state["nominal"])
+            self.parallel.load_hook_state(state.get("hook"), lambda name: read_tensor(path, manifest, HOOK + name))
             owns, self.step, self._place = state["own"], manifest.step, state["loader"]
-        except (KeyError, TypeError) as error:
+        except StateError as error:
+            error.add_note(f"It is that of the checkpoint {path}")
+            if "allow_batch_change" in str(error):
+                error.add_note("In a configuration: checkpoint.allow_batch_change = true")
+            raise
+        except LfdataError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DamagedCheckpointError(path / "state.json", None, f"not a state of a run: {error!r}") from error
         self.checkpoints.last = self.step
         if len(owns) == self.group.world:

@@ -51,11 +51,15 @@ class Precision:
             self.device.type, self.type if cast else None, enabled=cast, cache_enabled=cast and self.device.type == "cpu"
         )
 
-    def update(self, bad: torch.Tensor) -> None:
-        """After a step: ``bad``, a bool scalar, says whether it was skipped. In place, so that a graph can hold it."""
+    def update(self, bad: torch.Tensor, counted: torch.Tensor) -> None:
+        """After a step, in place, so that a graph can hold it.
+
+        ``bad``, a bool scalar, says whether its gradients were not finite, ``counted`` whether anything counted in it: a step without is
+        neither good nor bad.
+        """
         if not self.scaled:
             return
-        good = torch.where(bad, 0, self._good + 1)
+        good = torch.where(bad, 0, self._good + counted.int())
         grown = torch.where(torch.isfinite(self.scale * GROWTH), self.scale * GROWTH, self.scale)
         grow = good == self.options.scale_growth_interval
         self.scale.copy_(torch.where(bad, self.scale * BACKOFF, torch.where(grow, grown, self.scale)))

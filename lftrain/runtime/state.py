@@ -22,7 +22,8 @@ from lftrain.runtime.storage import Manifest, Reader
 
 Tensors = dict[str, torch.Tensor]
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
-MODEL, OPTIMIZER = "model.", "optimizer."
+# What names of tensors begin with. The hook's are read one by one, if they fit.
+MODEL, OPTIMIZER, HOOK = "model.", "optimizer.", "hook."
 
 
 def collect(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Tensors, dict[str, Any]]:
@@ -95,7 +96,7 @@ def _compare(tensors: Tensors, manifest: Manifest, where: str) -> None:
     hint = "the checkpoint is of another model or optimizer: use that configuration, or another run.folder"
     if missing := next((name for name in tensors if name not in stored), None):
         raise CheckpointError(f"{where} has no {missing!r}: {hint}")
-    if extra := next((name for name in stored if name not in tensors), None):
+    if extra := next((name for name in stored if name not in tensors and not name.startswith(HOOK)), None):
         raise CheckpointError(f"{where} has {extra!r}, which is not here: {hint}")
     for name, value in tensors.items():
         if tuple(stored[name].shape) != tuple(value.shape):

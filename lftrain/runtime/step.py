@@ -16,15 +16,21 @@ from torch import nn
 
 from lftrain.comm.ddp import Parallel
 from lftrain.comm.group import Group
-from lftrain.errors import ConfigError
+from lftrain.errors import ConfigError, LossError
 from lftrain.runtime.feed import Batch
 from lftrain.runtime.precision import Precision
 
 Loss = Callable[[nn.Module, Batch], tuple[torch.Tensor, int | torch.Tensor]]
-# What each rank says of a step: items, sum of their losses, first bad parameter before and after reduction, first bad micro-batch, stop.
-COUNT, LOSS, FIRST_OWN, FIRST_REDUCED, FIRST_MICRO, STOP = range(6)
-FACTS = 6
+# What each rank says of a step: items, sum of their losses, first bad parameter before and after reduction, first bad micro-batch, stop, first
+# micro-batch with a count that is negative or not finite (-1: none), that count.
+COUNT, LOSS, FIRST_OWN, FIRST_REDUCED, FIRST_MICRO, STOP, ODD, ODD_COUNT = range(8)
+FACTS = 8
 NORM, SCALE, BAD = range(3)
+# Of the power of two near a micro-batch's items: it and its inverse are float32.
+MOST_EXPONENT = 100
+_CONTRACT = (
+    "a loss returns (mean, count): a scalar tensor, and how many rows or tokens it is the mean of, a number or a scalar tensor"
+)
 
 
 @dataclass(frozen=True)
@@ -32,9 +38,10 @@ class Outcome:
     """A step as the host sees it; the same on every rank.
 
     Attributes:
-        loss: mean over all items of all ranks. count: those items. norm: of all gradients, unscaled, before clipping.
+        loss: mean over all items of all ranks; NaN without any. count: those items. norm: of all gradients, unscaled, before clipping.
         scale: the gradient scale that was used. skipped: whether nothing was changed. stop: whether any rank was asked to stop.
         bad: for each rank with something not finite: (rank, parameter's name or "", micro-batch or -1).
+        odd: for each rank with a count that is negative or not finite: (rank, micro-batch, count).
     """
 
     loss: float
@@ -44,6 +51,7 @@ class Outcome:
     skipped: bool
     stop: bool
     bad: tuple[tuple[int, str, int], ...] = ()
+    odd: tuple[tuple[int, int, float], ...] = ()
 
 
 class StepRunner:
@@ -96,14 +104,16 @@ class StepRunner:
         rows = [values[rank * FACTS : (rank + 1) * FACTS] for rank in range(self.group.world)]
         norm, scale, bad = values[self.group.world * FACTS :]
         count = sum(row[COUNT] for row in rows)
+        odd = tuple((rank, int(row[ODD]), row[ODD_COUNT]) for rank, row in enumerate(rows) if row[ODD] >= 0)
         return Outcome(
-            loss=sum(row[LOSS] for row in rows) / max(count, 1.0),
+            loss=sum(row[LOSS] for row in rows) / count if count else math.nan,
             count=count,
             norm=norm,
             scale=scale,
-            skipped=bool(bad),
+            skipped=bool(bad) or not count,
             stop=any(row[STOP] for row in rows),
             bad=self._culprits(rows) if bad else (),
+            odd=odd,
         )
 
     def _gradients(self, batches: Sequence[Batch]) -> torch.Tensor:
@@ -116,8 +126,7 @@ class StepRunner:
         for number, batch in enumerate(batches):
             with parallel.quiet(number == last), self.watching(batch):
                 with self.precision.autocast():
-                    mean, count = self.loss(parallel.network, batch)
-                weight = _scalar(count, mean.device)
+                    mean, weight = _checked(self.loss(parallel.network, batch))
                 if not self.nominal:
                     self.nominal = self._agree_on_nominal(weight)
                 scaled = mean.float() * (weight / self.nominal) * self.precision.scale
@@ -131,15 +140,22 @@ class StepRunner:
     def _agree_on_nominal(self, weight: torch.Tensor) -> float:
         """A power of two near the items of a micro-batch, the same on all ranks. The only time a step waits for the device, in its first."""
         largest = float(self.group.gather(weight.detach()[None]).max())
-        return 2.0 ** round(math.log2(max(largest, 1.0)))
+        if not 0 < largest < math.inf:
+            return 1.0
+        return 2.0 ** min(max(round(math.log2(largest)), -MOST_EXPONENT), MOST_EXPONENT)
 
     def _facts(self, counts: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
         gradients = self._present()
         self._norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
         reduced = torch.where(torch.isfinite(self._norms), self._none, self._places).min()
         own = self.parallel.first_bad if self.group.world > 1 else reduced
-        micro = torch.where(torch.isfinite(sums), len(sums), torch.arange(len(sums), device=sums.device)).min()
-        facts = [counts.sum(), sums.sum(), own.double(), reduced.double(), micro.double(), self.stop]
+        places = torch.arange(len(sums), device=sums.device)
+        micro = torch.where(torch.isfinite(sums), len(sums), places).min()
+        wrong = ~(torch.isfinite(counts) & (counts >= 0))
+        odd = torch.where(wrong, places, len(sums)).min()
+        which = counts.index_select(0, odd.clamp(max=len(sums) - 1)[None])[0]
+        odd = torch.where(odd == len(sums), -1, odd)
+        facts = [counts.sum(), sums.sum(), own.double(), reduced.double(), micro.double(), self.stop, odd.double(), which]
         return torch.stack(facts)
 
     def _present(self) -> list[torch.Tensor]:
@@ -157,28 +173,31 @@ class StepRunner:
 
     def _update(self, everyone: torch.Tensor) -> torch.Tensor:
         scale = self.precision.scale.clone()
-        total = everyone[:, COUNT].sum().clamp(min=1.0)
+        total = everyone[:, COUNT].sum()
+        # A step that counts nothing, or cannot be counted, changes nothing. Told apart on the host.
+        usable = (total > 0) & torch.isfinite(total) & (everyone[:, ODD] < 0).all()
+        total = torch.where(usable, total, 1.0)
         # DDP took the mean over ranks of gradients of sums / nominal * scale.
         factor = (self.group.world * self.nominal / total).float() / scale
         norm = torch.linalg.vector_norm(self._norms) * factor
         bad = (everyone[:, FIRST_OWN : FIRST_REDUCED + 1] < self._none).any() | ~torch.isfinite(norm)
         if self.clip is not None:
             factor = factor * (self.clip / (norm + 1e-6)).clamp(max=1.0)
-        self._apply(factor, bad)
-        self.precision.update(bad)
+        self._apply(factor, bad | ~usable)
+        self.precision.update(bad, usable)
         return torch.cat([everyone.flatten(), torch.stack([norm.double(), scale.double(), bad.double()])])
 
-    def _apply(self, factor: torch.Tensor, bad: torch.Tensor) -> None:
+    def _apply(self, factor: torch.Tensor, skip: torch.Tensor) -> None:
         """Update with the gradients times ``factor``, or not at all."""
         optimizer: Any = self.optimizer
         if self._on_device:
             # The optimiser's kernel divides by this: a pass over the gradients less.
-            optimizer.grad_scale, optimizer.found_inf = factor.reciprocal(), bad.float()
+            optimizer.grad_scale, optimizer.found_inf = factor.reciprocal(), skip.float()
             try:
                 optimizer.step()
             finally:
                 del optimizer.grad_scale, optimizer.found_inf
-        elif not bool(bad):
+        elif not bool(skip):
             torch._foreach_mul_([one.grad for one in self.parallel.parameters if one.grad is not None], factor)
             optimizer.step()
 
@@ -196,11 +215,35 @@ class StepRunner:
         return tuple(found)
 
 
-def _scalar(count: int | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A number as a float32 scalar on the device, without a copy from the host that would wait."""
-    if isinstance(count, torch.Tensor):
-        return count.detach().to(device, torch.float32)
-    return torch.full((), float(count), device=device)
+def _checked(returned: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a loss returned, as a scalar and a float32 scalar on the same device, without a copy from the host that would wait.
+
+    Raises:
+        LossError: it is something else.
+    """
+    if not (isinstance(returned, tuple | list) and len(returned) == 2):
+        what = f"{len(returned)} values" if isinstance(returned, tuple | list) else type(returned).__name__
+        raise LossError(f"the loss returned {what}: {_CONTRACT}")
+    mean, count = returned
+    if not isinstance(mean, torch.Tensor) or mean.numel() != 1:
+        what = f"of shape {tuple(mean.shape)}" if isinstance(mean, torch.Tensor) else f"a {type(mean).__name__}"
+        raise LossError(f"the loss's mean is {what}: {_CONTRACT}")
+    if not mean.requires_grad:
+        raise LossError(
+            f"the loss's mean has no gradient: it must come from the model, also where nothing counts (times 0). {_CONTRACT}"
+        )
+    return mean.reshape(()), scalar(count, mean.device)
+
+
+def scalar(count: Any, device: torch.device) -> torch.Tensor:
+    """A loss's count as a float32 scalar on the device. Raises :class:`LossError` for what is no number."""
+    if isinstance(count, torch.Tensor) and count.numel() == 1 and not count.is_complex():
+        return count.detach().to(device, torch.float32).reshape(())
+    try:
+        return torch.full((), float(count), device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        what = f"of shape {tuple(count.shape)}" if isinstance(count, torch.Tensor) else repr(count)
+        raise LossError(f"the loss's count is {what}: {_CONTRACT}") from error
 
 
 def check_parameters(optimizer: torch.optim.Optimizer, parallel: Parallel) -> None:

@@ -212,6 +212,16 @@ def read(folder: Path, name: str, place: Place) -> bytearray:
     return data
 
 
+def read_tensor(folder: Path, manifest: Manifest, name: str) -> torch.Tensor:
+    """One tensor, in one piece. Raises :class:`DamagedCheckpointError`."""
+    stored = manifest.tensors.get(name)
+    if stored is None or len(stored.pieces) != 1:
+        raise DamagedCheckpointError(folder / MANIFEST, None, f"has no tensor {name!r} in one piece")
+    data = read(folder, name, stored.pieces[0])
+    kind = dtype_of(stored)
+    return (torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)).view(stored.shape)
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     """As stored."""
     text = msgspec.json.encode(manifest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from lftrain.comm.group import Group
-from lftrain.errors import NonFiniteError
+from lftrain.errors import LossError, NonFiniteError
 from lftrain.health.live import Live
 from lftrain.health.meter import Meter
 from lftrain.health.records import Records
@@ -50,7 +51,8 @@ class Watch:
     """Collects outcomes. What it decides is decided on all ranks at the same step, since all see the same report.
 
     Attributes:
-        stop: whether a rank was asked to stop. skipped: steps of the whole run that changed nothing. loss: of the last step read.
+        stop: whether a rank was asked to stop. skipped: steps of the whole run that changed nothing. loss: of the last step read that
+            was not skipped, at first of an earlier life of the run; NaN without any.
     """
 
     def __init__(
@@ -84,20 +86,24 @@ class Watch:
         while self._pending:
             self._read(self._pending.popleft())
 
-    def state_dict(self) -> dict[str, int]:
-        """Counts of the whole run."""
-        return {"skipped": self.skipped, "in_a_row": self.in_a_row}
+    def state_dict(self) -> dict[str, int | float | None]:
+        """Counts of the whole run, and its last loss if that is a number. JSON-able."""
+        loss = self.loss if math.isfinite(self.loss) else None
+        return {"skipped": self.skipped, "in_a_row": self.in_a_row, "loss": loss}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on counting."""
         self.skipped, self.in_a_row = int(state.get("skipped", 0)), int(state.get("in_a_row", 0))
+        loss = state.get("loss")
+        self.loss = math.nan if loss is None else float(loss)
 
     def _read(self, one: _Pending) -> None:
         if one.ready is not None:
             one.ready.synchronize()
         outcome = self._runner.read(one.report)
         self.stop |= outcome.stop
-        self.loss = outcome.loss
+        if outcome.odd:
+            self._odd(one, outcome)
         window = self._window
         window.steps += 1
         window.samples += self._group.world * sum(_rows(batch) for batch in one.host)
@@ -106,6 +112,7 @@ class Watch:
             self._skipped(one, outcome)
         else:
             self.in_a_row = 0
+            self.loss = outcome.loss
             window.loss += outcome.loss * outcome.count
             window.counted += outcome.count
             window.norm = outcome.norm
@@ -136,10 +143,36 @@ class Watch:
         self._records.write("step", one.number, **values)
         self._live.show(one.number, values)
 
+    def _odd(self, one: _Pending, outcome: Outcome) -> None:
+        """A count that is none: no step can be made of it, on no rank."""
+        places = ", ".join(f"{count:g} in micro-batch {micro} of rank {rank}" for rank, micro, count in outcome.odd)
+        raise LossError(
+            f"step {one.number}: the loss gives a count of {places} (total of the step: {outcome.count:g}); a count is the rows or tokens that "
+            "the mean is of: 0 or more, and finite. Nothing was changed by this step"
+        )
+
     def _skipped(self, one: _Pending, outcome: Outcome) -> None:
         """All ranks come here at the same step, so they can tell each other whose samples it were."""
         self.skipped += 1
         self.in_a_row += 1
+        told: dict[str, Any] = {"bad": [list(cause) for cause in outcome.bad], "keys": [[] for _ in range(self._group.world)]}
+        if outcome.bad:
+            message, told["keys"] = self._not_finite(one, outcome)
+        else:
+            message = f"step {one.number} has nothing that counts (the loss gave a count of 0 everywhere), nothing was changed"
+        self._records.event("skipped step", message, step=one.number, shared=True, **told)
+        if self.in_a_row < self._options.precision.max_skips:
+            return
+        row = f"{self.in_a_row} steps in a row were skipped (precision.max_skips). The last: {message}"
+        if not outcome.bad:
+            raise LossError(f"{row}. Look at what the loss counts, and at the mask of its samples")
+        raise NonFiniteError(
+            f"{row}. Look at the samples named; lower the learning rate or lengthen the warm-up; clip gradients; with fp16, use bf16 or "
+            "a lower precision.scale_init"
+        )
+
+    def _not_finite(self, one: _Pending, outcome: Outcome) -> tuple[str, list[list[str]]]:
+        """Who spoilt a step, in words, and the keys of the samples by rank."""
         self._runner.parallel.forget()
         mine = [micro for rank, _, micro in outcome.bad if rank == self._group.rank]
         keys = self._group.gather_json(self._keys(one.host, mine[0]) if mine else [])
@@ -150,17 +183,7 @@ class Watch:
             causes.append(f"rank {rank}{where}{parameter}; samples {', '.join(keys[rank]) or 'unknown'}")
         overflow = self._runner.precision.scaled and not any(micro >= 0 for _, _, micro in outcome.bad)
         why = f" (scale {outcome.scale:g}: it is halved)" if overflow else ""
-        message = f"step {one.number} has gradients that are not finite{why}, nothing was changed: " + " | ".join(causes)
-        self._records.event("skipped step", message, step=one.number, bad=[list(cause) for cause in outcome.bad], keys=keys)
-        most = self._options.precision.max_skips
-        if self.in_a_row >= most:
-            advice = (
-                "Look at the samples named; lower the learning rate or lengthen the warm-up; clip gradients; with fp16, use bf16 or a lower "
-                "precision.scale_init"
-            )
-            raise NonFiniteError(
-                f"{self.in_a_row} steps in a row were skipped (precision.max_skips). The last: {message}. {advice}"
-            )
+        return f"step {one.number} has gradients that are not finite{why}, nothing was changed: " + " | ".join(causes), keys
 
     def _keys(self, host: list[Batch], micro: int) -> list[str]:
         """Keys of this rank's samples in a step, or in one of its micro-batches; indices where the loader tells no keys."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -210,6 +211,35 @@ def _on_a_full_disk(points: Path, place: Path) -> None:
 def test_a_full_disk_costs_only_that_checkpoint(points: Path, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     in_private_namespace(lambda: _on_a_full_disk(points, tmp_path))
+
+
+@pytest.mark.parametrize("ended", ["finished", "stopped"])
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_run_whose_last_checkpoint_failed_has_not_gone_well(
+    points: Path, tmp_path: Path, whole: bytes, every: int, ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One failure is no reason to stop, but nobody would look for a checkpoint after a run that says it is done."""
+    last = STEPS if ended == "finished" else STEPS - 1
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    def watched(model: Any, batch: Any) -> Any:
+        calls.append(1)
+        if len(calls) == last - 1:
+            runtime._asked = ended == "stopped"  # before the next step
+        if len(calls) == last:
+            monkeypatch.setattr(runtime.checkpoints, "_file", full)
+        return trainkit.loss(model, batch)
+
+    calls: list[int] = []
+    chosen = trainkit.options(tmp_path, STEPS, checkpoint=CheckpointOptions(every=every, asynchronous=False))
+    runtime = trainkit.make_runtime(points, chosen, the_loss=watched)
+    with pytest.raises(CheckpointError, match="the last checkpoint could not be written.*No space left"):
+        runtime.run()
+    assert runtime.step == last
+    again = trainkit.make_runtime(points, chosen)
+    assert again.run().finished and trainkit.bits(again.model) == whole
 
 
 def test_export_is_what_the_model_holds(points: Path, tmp_path: Path) -> None:

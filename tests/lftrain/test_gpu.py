@@ -13,6 +13,7 @@ import trainkit
 
 from lftrain import ActivationOptions, CompileOptions, PrecisionOptions, RunOptions, Runtime
 from lftrain.compute import adamw
+from lftrain.errors import LossError
 from lftrain.options import GraphOptions
 
 pytestmark = gpukit.MARKS
@@ -150,6 +151,48 @@ def test_inf_in_a_replayed_step_of_fp16_halves_the_scale_and_changes_nothing(tmp
     assert gpukit.captured(bad) and bad.watch.skipped == 1 and good.watch.skipped == 0
     assert float(bad.precision.scale) == 128.0
     assert gpukit.same(bad, good, 1e-2, 1e-4)
+
+
+def weighted(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> Any:
+    """Another loss than the model's, with a weight that is on the device."""
+    pictures, weight = [batch["image"]], batch["weight"][0]
+    made = model(
+        pictures, batch["tokens"], batch["state"], batch["action"], torch.full((len(batch["state"]),), 0.5, device="cuda")
+    )
+    return made.float().square().mean() * (weight != 0), weight
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_weights_below_one_and_steps_that_count_nothing_need_no_wait(tmp_path: Path, graph: bool) -> None:
+    def trained(name: str, unit: float, nothing: int) -> Any:
+        batches = gpukit.scenes(20 if nothing else 19)
+        for number, batch in enumerate(batches):
+            batch["weight"] = torch.full((4,), 0.0 if nothing and number == nothing else unit)
+        if nothing:
+            batches[nothing + 1 :] = [{**one, "weight": torch.full((4,), unit)} for one in gpukit.scenes(19)[nothing:]]
+        return gpukit.trained(
+            tmp_path / name,
+            len(batches),
+            batches,
+            the_loss=weighted,
+            graph=GraphOptions(enabled=graph, tolerance=1e-2),
+            factor=lambda _: 1.0,
+        )
+
+    plain, small, empty = trained("plain", 1.0, 0), trained("small", 2.0**-10, 0), trained("empty", 2.0**-10, 12)
+    assert not graph or all(gpukit.captured(one) for one in (plain, small, empty))
+    assert gpukit.same(plain, small, 1e-2, 1e-4) and gpukit.same(plain, empty, 1e-2, 1e-4)
+    assert (plain.watch.skipped, empty.watch.skipped) == (0, 1)
+    (event,) = gpukit.events(tmp_path / "empty", "skipped step")
+    assert event["step"] == 13 and "nothing that counts" in event["message"]
+
+
+def test_a_count_that_cannot_be_in_a_replayed_step_changes_nothing(tmp_path: Path) -> None:
+    batches = gpukit.scenes(20)
+    for number, batch in enumerate(batches):
+        batch["weight"] = torch.full((4,), -2.0 if number == 12 else 2.0)
+    with pytest.raises(LossError, match="step 13: the loss gives a count of -2 in micro-batch 0 of rank 0"):
+        gpukit.trained(tmp_path, 20, batches, the_loss=weighted, graph=GraphOptions(enabled=True))
 
 
 def test_a_shape_outside_of_the_graph_is_told_and_runs(tmp_path: Path) -> None:

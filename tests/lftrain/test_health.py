@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 import sys
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ from lftrain.cli import main
 from lftrain.health.doctor import examine, render
 from lftrain.health.live import Live
 from lftrain.health.meter import PARTS, Meter
+from lftrain.health.records import Records
 from lftrain.options import OptimizerOptions
 from lftrain.runtime.rates import Rates, schedule
 
@@ -159,3 +161,40 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     assert done.exit_code == 1 and "did you mean 'steps'" in done.output
     done = CliRunner().invoke(main, ["doctor", "--json"])
     assert json.loads(done.stdout)["torch"]["version"]
+
+
+def test_lines_that_a_full_disk_does_not_take_are_lost_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And those after them are there again."""
+    records = Records(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    records.write("step", 1, text="a" * 100)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400, before[1]))
+    try:
+        for step in range(2, 6):
+            records.write("step", step, text="b" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    records.write("step", 6)
+    records.close()
+    assert [line["step"] for line in lines(tmp_path, "step")] == [1, 2, 6]
+    assert len([one for one in caplog.records if "lines are lost" in one.message]) == 1
+
+
+def test_half_a_line_of_a_run_that_was_killed_spoils_no_other(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"kind":"step","st')
+    records = Records(tmp_path)
+    records.write("start", 3)
+    records.write("step", 4)
+    records.close()
+    torn, *others = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert torn == '{"kind":"step","st' and [json.loads(line)["step"] for line in others] == [3, 4]
+
+
+def test_a_terminal_that_is_gone_does_not_end_the_run() -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    live = Live("on", 10, Gone())
+    live.show(1, {"loss": 1.0})
+    live.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,42 @@ def test_inf_on_one_rank_makes_all_skip_the_same_step(points: Path, tmp_path: Pa
     assert event["keys"] == [[], keys]
 
 
+def test_a_skipped_step_is_told_once(points: Path, tmp_path: Path) -> None:
+    process = runkit.start(runkit.write_task(tmp_path, points, steps=4, harm=("inf", 1, 1)), 2)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    (line,) = [line for line in output.splitlines() if "skipped step" in line]
+    seen = json.loads((tmp_path / "task-1.json").read_text())["seen"][1]
+    assert "rank 1" in line and "'0.weight'" in line and all(f"point-{index}" in line for index in seen)
+
+
+def test_weights_below_one_train_what_whole_ones_do(points: Path, tmp_path: Path) -> None:
+    whole = runkit.run(tmp_path / "whole", points, 2, steps=4, dropout=0.0)
+    parts = runkit.run(tmp_path / "parts", points, 2, steps=4, dropout=0.0, unit=2.0**-10)
+    assert [one["bits"] for one in parts] == [one["bits"] for one in whole]
+    assert parts[0]["loss"] == whole[0]["loss"]
+
+
+def test_a_rank_in_which_nothing_counts_leaves_the_step_to_the_others(points: Path, tmp_path: Path) -> None:
+    found = runkit.run(tmp_path, points, 2, steps=4, harm=("nothing", 1, 2), ddp={"checksum_every": 1})
+    assert [one["skipped"] for one in found] == [0, 0] and found[0]["bits"] == found[1]["bits"]
+
+
+def test_a_step_in_which_nothing_counts_is_skipped_by_all(points: Path, tmp_path: Path) -> None:
+    before, after = (
+        runkit.run(tmp_path / f"{steps}", points, 2, steps=steps, harm=("nothing", "all", 2), ddp={"checksum_every": 1})
+        for steps in (2, 3)
+    )
+    assert [one["skipped"] for one in after] == [1, 1]
+    assert {one["bits"] for one in after} == {before[0]["bits"]}
+
+
+def test_a_count_that_cannot_be_stops_all_ranks_and_is_named(points: Path, tmp_path: Path) -> None:
+    found = runkit.run(tmp_path, points, 2, fails=True, steps=6, harm=("odd", 1, 2))
+    assert {one["error"] for one in found} == {"LossError"}
+    assert all("step 3: the loss gives a count of -4 in micro-batch 0 of rank 1" in one["message"] for one in found)
+
+
 def test_inf_with_a_scale_halves_it_on_all_ranks(points: Path, tmp_path: Path) -> None:
     found = runkit.run(
         tmp_path,
@@ -52,6 +89,12 @@ def test_powersgd_trains_and_recovers_from_inf(points: Path, tmp_path: Path) -> 
     chosen = {"hook": "powersgd", "powersgd_rank": 1, "powersgd_start": 2, "checksum_every": 1}
     found = runkit.run(tmp_path, points, 2, steps=8, harm=("inf", 1, 4), ddp=chosen)
     assert [one["skipped"] for one in found] == [1, 1] and found[0]["bits"] == found[1]["bits"]
+
+
+def test_powersgd_with_several_buckets_sends_them_in_order(points: Path, tmp_path: Path) -> None:
+    chosen = {"hook": "powersgd", "powersgd_rank": 1, "powersgd_start": 2, "bucket_mb": 1e-4, "checksum_every": 1}
+    found = runkit.run(tmp_path, points, 2, steps=60, ddp=chosen)
+    assert [one["step"] for one in found] == [60, 60] and found[0]["bits"] == found[1]["bits"]
 
 
 def test_experts_without_tokens_have_zeros_on_every_rank(points: Path, tmp_path: Path) -> None:

@@ -60,6 +60,40 @@ def test_another_number_of_ranks_goes_on_with_the_same_samples(points: Path, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("hook", ["allreduce", "powersgd"])
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_run_of_several_ranks_goes_on_to_the_same_bits(points: Path, tmp_path: Path, world: int, hook: str) -> None:
+    """Also where the order in which ranks are added up depends on where a number lies, and with what PowerSGD keeps back."""
+    chosen = {"ddp": {"hook": hook, "powersgd_rank": 1, "powersgd_start": 2, "checksum_every": 1}, "checkpoint": CHECKPOINT}
+    whole = runkit.run(tmp_path / "whole", points, world, steps=9, **chosen)
+    runkit.run(tmp_path / "two", points, world, steps=5, **chosen)
+    again = runkit.run(tmp_path / "two", points, world, steps=9, **chosen)
+    assert [one["bits"] for one in again] == [one["bits"] for one in whole]
+    assert runkit.events(tmp_path / "two", "hook") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("then", "world", "said"),
+    [
+        ({}, 4, "of ranks 2, and here are 4"),
+        ({"powersgd_rank": 2}, 2, "of ddp.powersgd_rank 1, and here are 2"),
+        ({"bucket_mb": 1e-4}, 2, "other buckets"),
+        ({"hook": "allreduce"}, 2, "which is not used here"),
+    ],
+)
+def test_powersgd_begins_anew_where_its_state_does_not_fit(
+    points: Path, tmp_path: Path, then: dict[str, object], world: int, said: str
+) -> None:
+    chosen = {"hook": "powersgd", "powersgd_rank": 1, "powersgd_start": 2, "checksum_every": 1}
+    runkit.run(tmp_path, points, 2, steps=5, ddp=chosen, checkpoint=CHECKPOINT)
+    found = runkit.run(tmp_path, points, world, steps=9, ddp={**chosen, **then}, checkpoint=CHECKPOINT)
+    assert {one["step"] for one in found} == {9} and len({one["bits"] for one in found}) == 1
+    (event,) = runkit.events(tmp_path, "hook")
+    assert said in event["message"]
+
+
+@pytest.mark.slow
 def test_sigterm_ends_the_run_after_the_step_and_it_goes_on(points: Path, tmp_path: Path) -> None:
     (whole,) = runkit.run(tmp_path / "whole", points, steps=STEPS)
     place = tmp_path / "ended"

@@ -12,7 +12,7 @@ import trainkit
 from torch import nn
 
 from lftrain import MetricsOptions, PrecisionOptions, Runtime
-from lftrain.errors import ConfigError, NonFiniteError
+from lftrain.errors import ConfigError, LossError, NonFiniteError
 from lftrain.runtime.precision import Precision
 
 
@@ -131,7 +131,7 @@ def test_the_scale_follows_that_of_torch() -> None:
         theirs.step(optimizer)
         theirs.update()
         optimizer.zero_grad()
-        ours.update(torch.tensor(bool(bad)))
+        ours.update(torch.tensor(bool(bad)), torch.tensor(True))
         assert float(ours.scale) == theirs.get_scale()
     assert PrecisionOptions().scale_init == 2.0**16 and PrecisionOptions().scale_growth_interval == 2000
 
@@ -214,3 +214,117 @@ def test_the_loss_of_a_line_is_that_of_steps_that_counted(tmp_path: Path) -> Non
     lines = [json.loads(line) for line in (tmp_path / "all" / "metrics.jsonl").read_text().splitlines()]
     (line,) = [line for line in lines if line["kind"] == "step"]
     assert line["loss"] == pytest.approx(sum(each.watch.loss for each in one) / 3, rel=1e-5)
+
+
+def weighted(counts: list[float | torch.Tensor]) -> Any:
+    """The mean squared error, counted as told, call by call."""
+    told = iter(counts)
+
+    def of(model: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
+        count = next(told)
+        return trainkit.loss(model, batch)[0] * (count != 0), count
+
+    return of
+
+
+def run_weighted(folder: Path, counts: list[Any], accumulate: int = 1, **parts: Any) -> Runtime:
+    batches = ragged(1, [8] * len(counts))
+    model = trainkit.make_model(dropout=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=parts.pop("fused", True))
+    chosen = trainkit.options(folder, len(counts) // accumulate, **parts)
+    runtime = Runtime(model, weighted(counts), trainkit.Batches(batches, accumulate), optimizer, chosen)
+    runtime.run()
+    return runtime
+
+
+@pytest.mark.parametrize("mode", ["fp32", "fp16"])
+@pytest.mark.parametrize("unit", [1.0, 2.0**-12, 2.0**-80, 2.0**40])
+def test_only_how_much_micro_batches_weigh_against_each_other_matters(tmp_path: Path, unit: float, mode: Any) -> None:
+    """Also where a step's weights sum up to less than one."""
+    precision = PrecisionOptions(mode=mode, clip=None, scale_init=1024.0)
+    found = []
+    for name, one in (("rows", 8.0), ("weights", unit)):
+        runtime = run_weighted(tmp_path / name, [one, 3 * one, one / 2, one] * 3, accumulate=2, precision=precision)
+        found.append((runtime.watch.loss, trainkit.bits(runtime.model)))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("nothing", [0, torch.zeros(())])
+def test_a_step_in_which_nothing_counts_is_skipped_and_counted(tmp_path: Path, nothing: Any, fused: bool) -> None:
+    for place in range(3):
+        counts: list[Any] = [8, 8, 8]
+        counts.insert(place, nothing)
+        folder = tmp_path / f"{place}"
+        precision = PrecisionOptions(mode="fp16", scale_init=64.0, scale_growth_interval=3)
+        runtime = run_weighted(folder, counts, precision=precision, fused=fused)
+        assert runtime.watch.skipped == 1 and runtime.watch.loss > 0
+        assert {float(state["step"]) for state in runtime.optimizer.state.values()} == {3.0}
+        # Neither a bad step, which would halve the scale, nor a good one, after which it would have doubled before.
+        assert float(runtime.precision.scale) == 128.0
+        (event,) = events(folder, "skipped step")
+        assert event["step"] == place + 1 and "nothing that counts" in event["message"]
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        losses = [line["loss"] for line in lines if line["kind"] == "step"]
+        assert [loss is None for loss in losses] == [number == place for number in range(4)]
+
+
+def test_steps_without_anything_that_counts_stop_the_run_after_so_many(tmp_path: Path) -> None:
+    with pytest.raises(LossError, match="2 steps in a row were skipped.*step 3 has nothing that counts"):
+        run_weighted(tmp_path, [8, 0, 0, 8], precision=PrecisionOptions(max_skips=2))
+
+
+@pytest.mark.parametrize("odd", [-3, float("nan"), float("inf"), torch.tensor(-3.0)])
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_count_that_cannot_be_is_named_and_changes_nothing(tmp_path: Path, odd: Any, place: int) -> None:
+    seen: list[bytes] = []
+    counts: list[Any] = [8, 8, 8, 8]
+    counts[place] = odd
+    told = weighted(counts)
+
+    def watched(model: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
+        seen.append(trainkit.bits(model))
+        return told(model, batch)
+
+    model = trainkit.make_model(dropout=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    runtime = Runtime(model, watched, trainkit.Batches(ragged(1, [8] * 4), 2), optimizer, trainkit.options(tmp_path, 2))
+    said = f"step {place // 2 + 1}: the loss gives a count of {float(odd):g} in micro-batch {place % 2} of rank 0"
+    with pytest.raises(LossError, match=said):
+        runtime.run()
+    assert trainkit.bits(model) == seen[-1]
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (lambda mean: mean, "returned Tensor"),
+        (lambda mean: (mean, 8, 8), "returned 3 values"),
+        (lambda mean: (float(mean), 8), "mean is a float"),
+        (lambda mean: (mean * torch.ones(3), 8), r"mean is of shape \(3,\)"),
+        (lambda mean: (mean.detach(), 8), "no gradient"),
+        (lambda mean: (mean, torch.ones(8)), r"count is of shape \(8,\)"),
+        (lambda mean: (mean, None), "count is None"),
+    ],
+)
+def test_a_loss_that_returns_something_else_is_told_what_it_should(tmp_path: Path, returned: Any, said: str) -> None:
+    def of(model: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
+        return returned(trainkit.loss(model, batch)[0])
+
+    model = trainkit.make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(LossError, match=said):
+        Runtime(model, of, trainkit.Batches(ragged(1, [8])), optimizer, trainkit.options(tmp_path, 1)).run()
+
+
+@pytest.mark.parametrize("odd", [-3.0, float("inf")])
+def test_counts_of_held_out_data_are_looked_at_too(tmp_path: Path, odd: float) -> None:
+    def of(model: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
+        return trainkit.loss(model, batch)[0], 8 if model.training else odd
+
+    model = trainkit.make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, held = trainkit.Batches(ragged(1, [8])), ragged(2, [8, 8])
+    runtime = Runtime(model, of, loader, optimizer, trainkit.options(tmp_path, 1), held_out=held)
+    with pytest.raises(LossError, match=f"held-out data.* count of {odd:g} on rank 0"):
+        runtime.run()

@@ -42,10 +42,15 @@ class Task:
         if pause := told.get("pause"):
             time.sleep(pause)
         mean, rows = (trainkit.ragged_loss if told.get("ragged") else trainkit.loss)(model, batch)
+        rows *= told.get("unit", 1)
         harm, rank, at = told.get("harm", ("", -1, -1))
-        if rank == self.rank and at == step:
+        if rank in (self.rank, "all") and at == step:
             if harm == "inf":
                 mean = mean * float("inf")
+            elif harm == "nothing":
+                mean, rows = mean * 0, 0
+            elif harm == "odd":
+                rows = -rows
             elif harm == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             elif harm == "stop":
