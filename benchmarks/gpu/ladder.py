@@ -1,7 +1,8 @@
 """Measures training on a GPU: ``python -m benchmarks.gpu.ladder --data FOLDER --output FILE.json``. FOLDER is made by benchmarks.gpu.data.
 
 Parts: ``ladder`` (from a plain loop to a graph of compiled blocks), ``checkpointing`` (step time against peak memory), ``torch-budget`` (the
-same by torch.compile's memory budget), ``costs`` (accumulation, fp16, deterministic), ``quality`` (held-out loss over paired seeds).
+same by torch.compile's memory budget), ``costs`` (accumulation, fp16, deterministic), ``quality`` (held-out loss over paired seeds),
+``quality-fp8`` (the same with picture and language layers frozen, in float8 one way).
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from benchmarks.gpu.log import Log
 from benchmarks.gpu.subjects import Bench
 from benchmarks.record import RecordError
 from lfdata.errors import LfdataError
+from lftrain.compute.fp8 import lacking
 
-PARTS = ("ladder", "checkpointing", "torch-budget", "costs", "quality")
+PARTS = ("ladder", "checkpointing", "torch-budget", "costs", "quality", "quality-fp8")
 MODULE = "benchmarks.gpu.ladder"
 
 
@@ -87,11 +89,14 @@ def run(chosen: argparse.Namespace, scratch: Path) -> None:
             costs.in_own_process(bench, chosen, log)
         elif part == "deterministic":
             costs.deterministic(bench, log, plan)
+        elif part == "quality-fp8" and lacking(device):
+            log.say(part, "not run: it", lacking(device))
         else:
             steps = 6 if tiny else chosen.quality_steps
             seeds = min(chosen.seeds, 3) if tiny else chosen.seeds
             where = chosen.reach or scratch / "reach"
-            quality.measure(where, scratch, device, backend, log, seeds=seeds, steps=steps, samples=128 if tiny else 4096)
+            samples, fp8 = 128 if tiny else 4096, part == "quality-fp8"
+            quality.measure(where, scratch, device, backend, log, seeds=seeds, steps=steps, samples=samples, fp8=fp8)
     log.say("done:", chosen.output)
 
 

@@ -28,22 +28,32 @@ HELD_OUT = 512
 
 
 def measure(
-    folder: Path, scratch: Path, device: torch.device, backend: str, log: Log, *, seeds: int, steps: int, samples: int
+    folder: Path,
+    scratch: Path,
+    device: torch.device,
+    backend: str,
+    log: Log,
+    *,
+    seeds: int,
+    steps: int,
+    samples: int,
+    fp8: bool = False,
 ) -> None:
-    """Train both ways over ``seeds`` pairs, and test."""
+    """Train both ways over ``seeds`` pairs, and test. ``fp8``: both with picture and language layers frozen, the stack's in float8."""
     if not 2 <= seeds <= MOST_SEEDS:
         raise ValueError(f"{seeds} seeds; the exact test takes 2 to {MOST_SEEDS}")
     made(folder, samples)
-    log.say("quality: data in", folder.name)
-    log.fresh("quality")
+    part = "quality-fp8" if fp8 else "quality"
+    log.say(f"{part}: data in", folder.name)
+    log.fresh(part)
     pairs: list[dict[str, Any]] = []
     for seed in range(seeds):
         found: dict[str, Any] = {"seed": seed}
         # In turn, so that what changes with time is in both.
         for way in ("plain", "stack")[:: 1 if seed % 2 == 0 else -1]:
-            found[way] = trained(folder, scratch, device, backend, way, seed, steps)
+            found[way] = trained(folder, scratch, device, backend, way, seed, steps, fp8)
             log.say(
-                "quality",
+                part,
                 f"seed {seed}",
                 way,
                 f"{found[way]['held_out']:.5f}",
@@ -51,8 +61,8 @@ def measure(
                 found[way]["why"],
             )
         pairs.append(found)
-        log.put("quality", steps=steps, samples=samples, margin=MARGIN, pairs=pairs, **verdict(pairs))
-    log.say("quality", verdict(pairs))
+        log.put(part, steps=steps, samples=samples, margin=MARGIN, pairs=pairs, **verdict(pairs))
+    log.say(part, verdict(pairs))
 
 
 def made(folder: Path, samples: int) -> None:
@@ -70,7 +80,9 @@ def call(*words: str) -> None:
     subprocess.run([sys.executable, *words], check=True)
 
 
-def trained(folder: Path, scratch: Path, device: torch.device, backend: str, way: str, seed: int, steps: int) -> dict[str, Any]:
+def trained(
+    folder: Path, scratch: Path, device: torch.device, backend: str, way: str, seed: int, steps: int, fp8: bool
+) -> dict[str, Any]:
     """One run: held-out loss at its end, seconds, and why something asked for was not to be had."""
     run = scratch / f"quality-{way}-{seed}"
     chosen = {
@@ -78,12 +90,15 @@ def trained(folder: Path, scratch: Path, device: torch.device, backend: str, way
         "data.path": f'"{folder / "train"}"', "held_out.path": f'"{folder / "held_out"}"', "held_out.every": 0,
         "checkpoint.every": 0, "metrics.every": 50, "metrics.live": '"off"', "precision.mode": '"bf16"',
     }  # fmt: skip
+    if fp8:
+        chosen["model.options.freeze"] = '["vision", "language"]'
     if way == "stack":
         chosen |= {
             "compile.blocks": "true",
             "compile.backend": f'"{backend}"',
             "graph.enabled": "true",
             "graph.tolerance": 0.01,
+            "precision.frozen": '"fp8"' if fp8 else '"compute"',
         }
     else:
         chosen |= {"optimizer.fused": "false"}

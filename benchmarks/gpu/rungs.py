@@ -1,4 +1,5 @@
-"""The ladder: from torch's DataLoader with its defaults to compiled blocks in a graph of the whole step, one change a rung."""
+"""The ladder: from torch's DataLoader with its defaults to compiled blocks in a graph of the whole step, one change a rung; (f) computes
+other numbers."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 
 from benchmarks.gpu.log import Log, ratios, summary
 from benchmarks.gpu.subjects import Bench, Setting, Subject, busy_ms, free
+from lftrain.compute.fp8 import lacking
 
 GRAPH_WARMUP = 3
 """Eager steps before a capture (graph.warmup)."""
@@ -28,7 +30,8 @@ class Plan:
 
 
 def rungs(workers: int) -> dict[str, Setting]:
-    """By name, in order. ``loop`` is (a) without the runtime, ``graph`` is (e) without compiled blocks."""
+    """By name, in order. ``loop`` is (a) without the runtime, ``graph`` is (e) without compiled blocks. (f) goes beyond (a) to (e), which all
+    compute in bf16: its frozen layers do in float8."""
     plain = Setting(loader="torch", workers=workers, fused=False)
     return {
         "a0": Setting(loader="torch-defaults", fused=False),
@@ -39,6 +42,7 @@ def rungs(workers: int) -> dict[str, Setting]:
         "d": Setting(compiled=True),
         "graph": Setting(graph=True),
         "e": Setting(compiled=True, graph=True),
+        "f": Setting(compiled=True, graph=True, frozen="fp8"),
     }
 
 
@@ -47,17 +51,21 @@ def measure(bench: Bench, log: Log, plan: Plan) -> None:
     part = f"ladder-{bench.batch}"
     log.fresh(part)
     workers = best_workers(bench, log, plan, part)
+    wanted = rungs(workers)
+    if why := lacking(bench.device):
+        del wanted["f"]
+        log.say(part, "f is not run: it", why)
     subjects: dict[str, Subject] = {}
     with contextlib.ExitStack() as stack:
         # What is compiled and captured first: no other loader is at work then.
-        order = sorted(rungs(workers).items(), key=lambda one: (not one[1].compiled, one[1].loader != "lfdata"))
+        order = sorted(wanted.items(), key=lambda one: (not one[1].compiled, one[1].loader != "lfdata"))
         for name, setting in order:
             subjects[name] = subject = Subject(name, bench, setting)
             stack.callback(subject.close)
             subject.warm_up(FIRST)
             log.put(part, warmed={one.name: warmed(one) for one in subjects.values()})
             log.say(part, name, "first steps, ms:", *(f"{value:.0f}" for value in subject.first_ms), hindrance(subject))
-        times: dict[str, list[float]] = {name: [] for name in rungs(workers)}
+        times: dict[str, list[float]] = {name: [] for name in wanted}
         parts: dict[str, list[dict[str, float]]] = {name: [] for name in times}
         for number in range(plan.rounds):
             for name in list(times)[:: 1 if number % 2 == 0 else -1]:

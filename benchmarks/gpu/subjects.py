@@ -52,7 +52,8 @@ class Setting:
     Attributes:
         loader: ``lfdata``, ``torch`` (``workers`` processes, pinned and kept) or ``torch-defaults``. fused, compiled, graph: what they say.
         runtime: false for the plain loop. accumulate: micro-batches of a step. trunk: whether picture and language layers are trained too.
-        feedback: of lfdata's loader. bucket_mb, bucket_view: of DDP, with several ranks.
+        frozen: how layers that are not trained compute (``precision.frozen``). feedback: of lfdata's loader. bucket_mb, bucket_view: of
+        DDP, with several ranks.
     """
 
     loader: str = "lfdata"
@@ -65,6 +66,7 @@ class Setting:
     accumulate: int = 1
     deterministic: bool = False
     trunk: bool = False
+    frozen: str = "compute"
     torch_budget: float | None = None
     feedback: bool = False
     bucket_mb: float = 25.0
@@ -166,7 +168,7 @@ class Subject:
                 deterministic=setting.deterministic,
                 device="cuda" if device == "cuda" else "cpu",
             ),
-            precision=PrecisionOptions(mode=setting.precision),  # type: ignore[arg-type]
+            precision=PrecisionOptions(mode=setting.precision, frozen=setting.frozen),  # type: ignore[arg-type]
             ddp=DdpOptions(bucket_mb=setting.bucket_mb, bucket_view=setting.bucket_view, checksum_every=0),
             compile=CompileOptions(blocks=setting.compiled, backend=self.bench.backend),
             graph=GraphOptions(enabled=setting.graph, tolerance=1e-2),

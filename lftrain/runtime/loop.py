@@ -18,6 +18,7 @@ from lftrain.comm.ddp import Parallel
 from lftrain.comm.group import Group, join
 from lftrain.comm.pulse import Pulse, is_collective_error
 from lftrain.compute.compile import CompiledBlocks
+from lftrain.compute.fp8 import refresh
 from lftrain.compute.graph import GraphedStep
 from lftrain.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from lftrain.health.live import Live
@@ -102,7 +103,8 @@ class Runtime:
         device = self.group.device
         self.model, self.optimizer, self.loss = model.to(device), optimizer, loss
         self.precision = Precision(options.precision, device)
-        self.precision.prepare(model)
+        if told := self.precision.prepare(model):
+            self.records.event("fp8", told)
         self.parallel = Parallel(model, self.group, options.ddp, lambda text: self.records.event("hook", text, shared=True))
         check_parameters(optimizer, self.parallel)
         self.meter = Meter(device)
@@ -351,6 +353,7 @@ class Runtime:
         try:
             untouched = int(state["watch"].get("skipped", 0)) >= manifest.step
             restore(self.model, self.optimizer, Reader(path, manifest), manifest, state["optimizer"], where, untouched)
+            refresh(self.model)
             self.precision.load_state_dict(state["precision"], where)
             self.watch.load_state_dict(state["watch"])
             self.feed.load_state_dict(state["loader"], self.options.checkpoint.allow_batch_change)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lftrain.compute.fp8 import Fp8Linear, convert
 from lftrain.errors import ConfigError, DamagedCheckpointError, NonFiniteError
 from lftrain.options import PrecisionOptions
 
@@ -28,21 +29,23 @@ class Precision:
         self.scale = torch.tensor(options.scale_init if self.scaled else 1.0, device=device)
         self._good = torch.zeros((), dtype=torch.int32, device=device)
 
-    def prepare(self, model: nn.Module) -> None:
-        """Store parameters that are not trained in the compute type, if that is asked for.
+    def prepare(self, model: nn.Module) -> str:
+        """Store parameters that are not trained in the compute type or in fp8, if that is asked for. Returns which are in fp8, or "".
 
         Raises:
-            ConfigError: parameters in fp16 are to be trained: their gradients can be neither scaled back nor added up.
+            ConfigError: parameters in fp16 are to be trained: their gradients can be neither scaled back nor added up. Or fp8 that cannot be.
         """
         halves = [name for name, one in model.named_parameters() if one.requires_grad and one.dtype is torch.float16]
         if halves:
             raise ConfigError(
                 f"parameter {halves[0]!r} is trained and stored in fp16; store it in fp32 and let precision.mode cast it"
             )
-        if self.options.frozen == "compute" and self.type is not torch.float32:
-            for parameter in model.parameters():
+        if self.options.frozen != "keep" and self.type is not torch.float32:
+            modules = [module for module in model.modules() if not isinstance(module, Fp8Linear)]
+            for parameter in (one for module in modules for one in module.parameters(recurse=False)):
                 if not parameter.requires_grad and parameter.dtype is torch.float32:
                     parameter.data = parameter.data.to(self.type)
+        return convert(model, self.type, self.device) if self.options.frozen == "fp8" else ""
 
     def autocast(self) -> torch.autocast:
         """Around the forward pass. Its cache of cast weights is left off, since a graph of the step must cast anew each time."""
