@@ -116,7 +116,7 @@ def test_all_parts_run_and_are_recorded(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads((tmp_path / "record.json").read_text())["results"]
     ladder = found["ladder-4"]["rungs"]
-    assert set(ladder) == {"a0", "loop", "a", "b", "c", "d", "graph", "e"}
+    assert set(ladder) == {"a0", "loop", "a", "b", "c", "d", "graph", "e", "f"}
     assert all(len(one["rounds_ms"]) == 2 and one["loss"] > 0 for one in ladder.values())
     assert any("there is no GPU" in line for line in ladder["e"]["events"])
     assert ladder["d"]["compile"]["compilations"] >= 4
