@@ -159,7 +159,8 @@ class Runtime:
         except Exception as error:
             others = self.group.world > 1 and is_collective_error(error)
             told = pulse.explain(error) if others else error
-            self.records.event("failed", f"{type(told).__name__}: {told}", step=self.step)
+            # In the records alone: who is called with the error shows it.
+            self.records.write("event", self.step, name="failed", message=f"{type(told).__name__}: {told}")
             pulse.stop(f"{type(told).__name__}: {told}")
             if told is error:
                 raise
