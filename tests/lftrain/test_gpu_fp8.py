@@ -78,7 +78,7 @@ def test_gradients_pass_through_as_on_a_cpu(compiled: bool) -> None:
     x, gradient = torch.randn(320, 512), torch.randn(320, 256).bfloat16()
     found = []
     for model, precision in both(nn.Linear(512, 256).requires_grad_(False), "bf16"):
-        rows = x.to(precision.device).requires_grad_()
+        rows = x.clone().to(precision.device).requires_grad_()
         run = torch.compile(model, fullgraph=True) if compiled and precision.device.type == "cuda" else model
         with precision.autocast():
             run(rows).backward(gradient.to(precision.device))
