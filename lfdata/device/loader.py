@@ -21,10 +21,9 @@ from lfdata.errors import OptionError
 from lfdata.loader.forecast import Forecast
 from lfdata.loader.loader import Loader
 from lfdata.loader.options import MOST_AHEAD, MOST_THREADS, flag, size, whole
-from lfdata.loader.pipeline import CLOSE_SECONDS
 from lfdata.loader.spec import DrawSpec
 from lfdata.loader.taker import Taker
-from lfdata.loader.turn import Batches, Turn
+from lfdata.loader.turn import CLOSE_SECONDS, Batches, Turn
 
 WANTED = "a mapping from names of fields to what is made of them, such as {'image': lfdata.device.Images()}"
 
@@ -277,15 +276,16 @@ class DeviceLoader:
 
         A thread that awaits a batch meanwhile gets an :class:`LfdataError`.
         """
-        if not self._turn.take():
-            self._turn.move()
-            self.loader.close()
-            if not self._turn.take(CLOSE_SECONDS):
-                self._turn.begin()
-        try:
-            self._close()
-        finally:
-            self._turn.over()
+        with self._turn.closing():
+            if not self._turn.take():
+                self._turn.move()
+                self.loader.close()
+                if not self._turn.take(CLOSE_SECONDS):
+                    self._turn.begin()
+            try:
+                self._close()
+            finally:
+                self._turn.over()
 
     def _close(self) -> None:
         self._taker.leave()

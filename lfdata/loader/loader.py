@@ -272,7 +272,8 @@ class Loader(Iteration):
         """
         self._generation += 1
         self._turn.move()
-        stop_in_turn(self._pipelines, self._turn)
+        with self._turn.closing():
+            stop_in_turn(self._pipelines, self._turn)
         if self._trace is not None:
             self._trace.close()
 

@@ -21,10 +21,10 @@ from lfdata.loader.produce import Producer
 from lfdata.loader.slots import LANES, Leases, Slots
 from lfdata.loader.statistics import Statistics
 from lfdata.loader.trace import Trace
-from lfdata.loader.turn import ENDED, Turn
+from lfdata.loader.turn import CLOSE_SECONDS, ENDED, Turn
 
-# How long closing waits for a thread that is at work on a batch itself, and how often it is told.
-CLOSE_SECONDS, TELL_SECONDS = 5.0, 0.1
+# How often a thread that is at work on a batch is told of closing.
+TELL_SECONDS = 0.1
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 """What happened when, for Perfetto and chrome://tracing: their JSON array format, an event a line.
 
 The file is whole JSON at any time, also of a run that was killed: each write begins over the closing bracket of the one before, and
-ends with one of its own.
+ends with one of its own. Within a page the kernel does a write whole or not at all; from one page to the next a kill may cut it, which
+no order of writes could avoid.
 """
 
 from __future__ import annotations
@@ -133,6 +134,9 @@ class Trace:
 
     def close(self) -> None:
         """Let go of the file."""
+        # By itself, since a process that is being started may still have a copy of the descriptor.
+        with contextlib.suppress(OSError, ValueError):
+            fcntl.flock(self._file, fcntl.LOCK_UN)
         self._file.close()
 
 

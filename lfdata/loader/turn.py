@@ -9,6 +9,8 @@ from typing import Any
 
 from lfdata.errors import LfdataError
 
+# How long closing waits for a thread that is at work on a batch itself, and such a thread for closing.
+CLOSE_SECONDS = 5.0
 _ENDED = (
     "this {0} was closed, or another iteration of it begun, by another thread (or a handler of signals) during this one: "
     "one thread uses a {0}"
@@ -23,6 +25,8 @@ class Turn:
     def __init__(self, what: str = "Loader") -> None:
         self._what, self._why = what, ""
         self._lock = threading.RLock()
+        # Threads that are closing whatever it is: who comes meanwhile learns of it once they are done.
+        self._closing = 0
         # Who ended the iterations under way last.
         self._mover = threading.get_ident()
 
@@ -35,9 +39,18 @@ class Turn:
         self._lock.release()
 
     def begin(self) -> None:
-        """It becomes this thread's turn. Raises :class:`LfdataError`: it is another's."""
-        if not self.take():
+        """It becomes this thread's turn. Raises :class:`LfdataError`: it is another's, who does not close."""
+        if not self.take() and not (self._closing and self.take(CLOSE_SECONDS)):
             raise LfdataError(BUSY.format(self._what))
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Around all of closing, from another thread perhaps."""
+        self._closing += 1
+        try:
+            yield
+        finally:
+            self._closing -= 1
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -85,7 +85,7 @@ class Records:
         step = int(values.pop("step", -1))
         if shared and self._rank:
             return
-        quiet = name in ("checkpoint", "resume", "plan")
+        quiet = name in ("checkpoint", "resume", "plan", "fp8")
         who = "" if shared or self._rank is None else f"rank {self._rank}: "
         log.log(logging.INFO if quiet else logging.WARNING, "%s%s: %s", who, name, message)
         self.write("event", step, name=name, message=message, **values)

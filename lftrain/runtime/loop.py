@@ -104,7 +104,7 @@ class Runtime:
         self.model, self.optimizer, self.loss = model.to(device), optimizer, loss
         self.precision = Precision(options.precision, device)
         if told := self.precision.prepare(model):
-            self.records.event("fp8", told)
+            self.records.event("fp8", told, shared=True)
         self.parallel = Parallel(model, self.group, options.ddp, lambda text: self.records.event("hook", text, shared=True))
         check_parameters(optimizer, self.parallel)
         self.meter = Meter(device)

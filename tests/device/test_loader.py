@@ -145,6 +145,9 @@ def test_copies_are_ahead_but_not_further_than_asked(pictures: Path, late: Make)
         next(batches)
         backend.copies.finish()
         assert loader.stats()["device"]["batches"] <= taken + 2
+    deadline = time.monotonic() + 20
+    while loader.stats()["device"]["batches"] < 6 and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert loader.stats()["device"]["batches"] > 5
     loader.close()
 

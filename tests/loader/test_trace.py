@@ -21,14 +21,14 @@ from lfdata.errors import OptionError, StorageError
 from lfdata.loader.trace import Trace
 
 TAKEN = "trace.json', which another loader is writing"
-# A loader whose trace grows all the time; it says when an epoch of 48 batches is over.
+# A loader whose trace grows, a millisecond a batch; it says when an epoch of 48 batches is over.
 BUSY = """
-import sys, lfdata
+import sys, time, lfdata
 loader = lfdata.NumpyLoader(sys.argv[1], 1, ["label"], engine="inline", trace=sys.argv[2])
 loader._producer.steps = 1
 while True:
     for batch in loader:
-        pass
+        time.sleep(0.001)
     print("there", flush=True)
 """
 
@@ -93,8 +93,8 @@ def test_a_loader_that_cannot_be_made_does_not_keep_the_file(pictures: Path, tmp
     assert kept.value.__traceback__ is not None
 
 
-def test_a_child_does_not_keep_the_lock(pictures: Path, tmp_path: Path) -> None:
-    """Of a trainer that was killed; here of one that closes, while the child lives on."""
+def test_a_child_of_a_loader_that_is_closed_does_not_keep_the_lock(pictures: Path, tmp_path: Path) -> None:
+    """Nor while it is just being forked."""
     trace, (end, told) = tmp_path / "trace.json", os.pipe()
     loader = Loader(pictures, 8, ["label"], engine="inline", trace=trace)
     child = os.fork()
@@ -109,6 +109,28 @@ def test_a_child_does_not_keep_the_lock(pictures: Path, tmp_path: Path) -> None:
         os.close(told)
         os.close(end)
         os.waitpid(child, 0)
+
+
+def test_a_child_of_a_killed_trainer_does_not_keep_the_lock(pictures: Path, tmp_path: Path) -> None:
+    code = """
+import os, sys, time, lfdata
+loader = lfdata.NumpyLoader(sys.argv[1], 8, ["label"], engine="inline", trace=sys.argv[2])
+if not os.fork():
+    print("there", flush=True)
+    sys.stdin.read()
+    print("gone", flush=True)
+    os._exit(0)
+time.sleep(60)
+"""
+    words = [sys.executable, "-c", code, str(pictures), str(tmp_path / "trace.json")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "there\n"
+        process.kill()
+        process.wait()
+        Loader(pictures, 8, ["label"], trace=tmp_path / "trace.json").close()
+        process.stdin.close()
+        assert process.stdout.readline() == "gone\n", "the child had ended"
 
 
 def test_ranks_write_their_own(pictures: Path, tmp_path: Path) -> None:

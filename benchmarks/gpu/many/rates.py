@@ -40,7 +40,7 @@ class Resident(Feed):
     def look_ahead(self) -> None:
         """Nothing comes."""
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], allow_batch_change: bool = False) -> None:
         """It has no place."""
 
     def close(self) -> None:
