@@ -358,10 +358,11 @@ class Runtime:
             self.precision.load_state_dict(state["precision"], where)
             self.watch.load_state_dict(state["watch"])
             self.feed.load_state_dict(state["loader"], self.options.checkpoint.allow_batch_change)
-            self.held_out_loss = state.get("held_out")
+            held_out = state.get("held_out")
+            self.held_out_loss = None if held_out is None else float(held_out)
             self.runner.nominal = float(state["nominal"])
             self.parallel.load_hook_state(state.get("hook"), lambda name: read_tensor(path, manifest, HOOK + name))
-            owns, self.step, self._place = state["own"], manifest.step, state["loader"]
+            owns, self.step, self._place = list(state["own"]), manifest.step, state["loader"]
         except StateError as error:
             error.add_note(f"It is that of the checkpoint {path}")
             if "allow_batch_change" in str(error):
