@@ -13,7 +13,7 @@ from lfdata.errors import LfdataError
 from lfdata.loader.budget import FEWEST_SLOTS, Budget, Reserved
 from lfdata.loader.decoder import uninterrupted
 from lfdata.loader.engine import Engine, InlineEngine, ProcessEngine, ThreadEngine
-from lfdata.loader.feedback import Feedback, Wanted
+from lfdata.loader.feedback import Feedback, Watching
 from lfdata.loader.fields import plain
 from lfdata.loader.jobs import Done, Job
 from lfdata.loader.places import at
@@ -262,7 +262,7 @@ def start(
     stall_seconds: float,
     isolate: bool,
     trace: Trace | None,
-    feedback: Wanted,
+    feedback: Watching,
     budget: Budget | None = None,
     epoch: int = 0,
 ) -> Pipeline:
