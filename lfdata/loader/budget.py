@@ -53,6 +53,13 @@ class Largest(NamedTuple):
     rank: int
 
 
+class Alone(NamedTuple):
+    """Of the samples, or packed rows, that are beyond the share alone: the largest, and which it is."""
+
+    bytes: int
+    what: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Epoch:
     """What a rank's steps of an epoch need.
@@ -205,6 +212,7 @@ class Budget:
         ranks = [rows_of(rank, spec.world) for rank in range(spec.world)] if self._everyone else [(0, batch)]
         own = spec.rank if self._everyone else 0
         sizes, cut, worst, largest = np.zeros(count, np.int64), dict[int, tuple[Piece, ...]](), Largest(0, 0, 0), 0
+        alone = Alone(0, "")
         at_once = max(1, ROWS_AT_ONCE // max(1, batch))
         for first in range(0, count, at_once):
             steps = min(at_once, count - first)
@@ -214,10 +222,11 @@ class Budget:
             sizes[first : first + steps] = found[:, own]
             beyond = np.flatnonzero((found > self.share).any(1)).tolist()
             if beyond:
-                chunk.check_rows()
-            if beyond and self._over == "error":
+                alone = chunk.largest_row(alone)
                 step, rank = divmod(int(found.argmax()), len(ranks))
                 worst = max(worst, Largest(int(found[step, rank]), first + step, rank))
+            if alone.bytes or self._over == "error":
+                # It ends with an error, which has the largest of the epoch.
                 continue
             for step in beyond:
                 pieces = chunk.cut(step * batch, ranks, found[step] > self.share, own)
@@ -226,12 +235,24 @@ class Budget:
                 begin = step * batch + ranks[own][0]
                 largest = max(largest, *(chunk.size(begin + one.low, begin + one.high) for one in pieces))
                 cut[first + step], sizes[first + step] = tuple(pieces), 0
-        if worst.bytes:
+        if alone.bytes:
+            raise BudgetError("memory", None, self._too_large(alone, worst))
+        if worst.bytes and self._over == "error":
             raise BudgetError("memory", None, self._beyond(epoch, worst))
         return Epoch.of(sizes, cut, largest, self._accumulate)
 
+    def _too_large(self, alone: Alone, worst: Largest) -> str:
+        # Under "error" the steps of such samples must fit too.
+        needed, why = (
+            (worst.bytes, f" (the largest step takes {worst.bytes:,})") if self._over == "error" else (alone.bytes, "")
+        )
+        return (
+            f"{alone.what} takes {alone.bytes:,} bytes, a slot has {self.share:,} (max_bytes={self._most:,} for {FEWEST_SLOTS} slots). "
+            f"Raise max_bytes to {_enough(needed):,}{why}, leave it out (where=), or give the field a fixed length"
+        )
+
     def _beyond(self, epoch: int, worst: Largest) -> str:
-        enough = PAGE + FEWEST_SLOTS * aligned(worst.bytes, PAGE)
+        enough = _enough(worst.bytes)
         step = self._producer.plan.step(worst.step)
         paths = ", ".join(str(source.path) for source in self._producer.sources).encode("utf-8", "backslashreplace").decode()
         return (
@@ -239,6 +260,11 @@ class Budget:
             f"max_bytes={self._most:,} leaves {self.share:,} for each of {FEWEST_SLOTS} slots. Raise max_bytes to {enough:,}, lower "
             "batch_size, give ragged fields a fixed length, or take over='split', which gives such a batch in parts"
         )
+
+
+def _enough(size: int) -> int:
+    """The budget whose share is so many bytes."""
+    return PAGE + FEWEST_SLOTS * aligned(size, PAGE)
 
 
 class _Chunk:
@@ -290,23 +316,16 @@ class _Chunk:
             bounds.append(bounds[-1] + fit)
         return bounds
 
-    def check_rows(self) -> None:
-        """Raise :class:`BudgetError` for a row that is beyond the share alone."""
+    def largest_row(self, before: Alone) -> Alone:
+        """Of the rows that are beyond the share alone the largest, if it is larger than the one before."""
         rows = np.arange(len(self._work.positions))
         alone = self._budget._sizes.of(np.ones_like(rows), [np.diff(sums) for sums in self._sums])
-        if (alone > self._budget.share).any():
-            raise BudgetError("memory", None, self._too_large(int(alone.argmax())))
+        row = int(alone.argmax())
+        return Alone(int(alone[row]), self._named(row)) if alone[row] > max(self._budget.share, before.bytes) else before
 
-    def _too_large(self, row: int) -> str:
-        producer, work, what = self._budget._producer, self._work, "sample"
-        number = row
+    def _named(self, row: int) -> str:
+        work, number, what = self._work, row, "sample"
         if work.bins is not None:
             number, what = sum(len(one.samples) for one in work.bins[:row]), "packed row that begins with it"
-        shard, index, key, path = Rows(producer.sources, work.samples, 0).where(number)
-        alone = self.size(row, row + 1)
-        enough = PAGE + FEWEST_SLOTS * aligned(alone, PAGE)
-        return (
-            f"{path}/{shard}, index {index}, key {key!r}: the {what} takes {alone:,} bytes, a slot has {self._budget.share:,} "
-            f"(max_bytes={self._budget._most:,} for {FEWEST_SLOTS} slots). Raise max_bytes to {enough:,}, leave it out (where=), or give "
-            "the field a fixed length"
-        )
+        shard, index, key, path = Rows(self._budget._producer.sources, work.samples, 0).where(number)
+        return f"{path}/{shard}, index {index}, key {key!r}: the {what}"

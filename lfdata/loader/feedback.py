@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import time
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lfdata.errors import OptionError
 from lfdata.loader.jobs import Done
@@ -17,20 +20,50 @@ from lfdata.schedule.sampler import Sampler
 from lfdata.schedule.sensors import Sensor, find
 
 WANTED = ("auto", "gpm", "utilisation", "wait")
+log = logging.getLogger("lfdata")
+
+
+class Own:
+    """A sensor of the user's, for all pipelines of a loader: one thread reads it, and closes it once."""
+
+    def __init__(self, sensor: Sensor) -> None:
+        self._sensor, self._process = sensor, os.getpid()
+        self._sampler: Sampler | None = None
+        self._closed = False
+
+    def begin(self, board: NDArray[np.int64]) -> Sampler | None:
+        """Have it read for a pipeline; ``None``: it was closed with its loader."""
+        if self._closed:
+            return None
+        if self._sampler is None:
+            self._sampler = Sampler(lambda: self._sensor, board)
+        else:
+            self._sampler.move(board)
+        return self._sampler
+
+    def close(self) -> None:
+        """With the loader."""
+        closed, self._closed = self._closed, True
+        if self._sampler is not None:
+            self._sampler.close()
+        elif not closed and os.getpid() == self._process:
+            try:
+                self._sensor.close()
+            except Exception as error:
+                log.debug("closing the sensor: %r", error)
+
+
 Wanted = bool | str | Sensor
+Watching = bool | str | Own
 
 
-def checked(wanted: Wanted) -> Wanted:
+def checked(wanted: Wanted) -> Watching:
     """The option ``feedback``. Raises :class:`OptionError`."""
-    if isinstance(wanted, str):
-        known = wanted in WANTED
-    else:
-        known = isinstance(wanted, bool) or (
-            callable(getattr(wanted, "read", None)) and callable(getattr(wanted, "close", None))
-        )
-    if not known:
+    if isinstance(wanted, bool) or (isinstance(wanted, str) and wanted in WANTED):
+        return wanted
+    if isinstance(wanted, str) or not all(callable(getattr(wanted, name, None)) for name in ("read", "close")):
         raise OptionError(f"feedback {wanted!r}; there are True, False, {', '.join(map(repr, WANTED))}, or a Sensor")
-    return wanted
+    return Own(wanted)
 
 
 class Feedback:
@@ -40,13 +73,17 @@ class Feedback:
         device: number of the GPU that batches are copied to, if that is known; else it is the one that is current.
     """
 
-    def __init__(self, wanted: Wanted, threads: int, ahead: int, processes: int, slots: Slots) -> None:
+    def __init__(self, wanted: Watching, threads: int, ahead: int, processes: int, slots: Slots) -> None:
         self.controller = Controller(threads, ahead, processes)
         self._wanted, self._width = wanted, slots.width
         self.device: int | None = None
         self._gpu: str | None = None
         self._handed = self._copying = 0.0
-        self._sampler = None if wanted in (False, "wait") else Sampler(self._find, slots.board)
+        self._sampler: Sampler | None = None
+        if isinstance(wanted, Own):
+            self._sampler = wanted.begin(slots.board)
+        elif wanted not in (False, "wait"):
+            self._sampler = Sampler(self._find, slots.board)
 
     def copied(self, seconds: float) -> None:
         """The device waited so long for a copy from the host."""
@@ -68,8 +105,6 @@ class Feedback:
 
     def _find(self) -> Sensor | None:
         """Called by the sampler until there is something to look at: a GPU that this process uses."""
-        if not isinstance(self._wanted, bool | str):
-            return self._wanted
         return None if self._gpu is None else find(self._gpu, "auto" if self._wanted is True else str(self._wanted))
 
     def report(self) -> dict[str, Any]:
@@ -86,9 +121,12 @@ class Feedback:
         }
 
     def close(self) -> None:
-        """End the sampler. A sensor that hangs does not keep the slots."""
+        """End the sampler, but for one of the loader's. A sensor that hangs does not keep the slots."""
         if self._sampler is not None:
-            self._sampler.close()
+            if isinstance(self._wanted, Own):
+                self._sampler.move(None)
+            else:
+                self._sampler.close()
         self._width = np.zeros_like(self._width)
 
 

@@ -15,7 +15,7 @@ from lfdata.errors import BadSamplesError, LfdataError
 from lfdata.loader.batch import Names, cut
 from lfdata.loader.budget import Budget
 from lfdata.loader.decoder import uninterrupted
-from lfdata.loader.feedback import Wanted
+from lfdata.loader.feedback import Watching
 from lfdata.loader.jobs import Event
 from lfdata.loader.pipeline import Pipeline, start, stop
 from lfdata.loader.produce import Producer
@@ -32,7 +32,7 @@ class Iteration:
     """Of a :class:`lfdata.Loader`: epochs, batches, the pipeline that makes them, bad samples met."""
 
     # Of the engine: kind, processes, prefetch, stall_seconds, isolate, trace, feedback.
-    _options: tuple[str, int, int, float, bool, Trace | None, Wanted]
+    _options: tuple[str, int, int, float, bool, Trace | None, Watching]
 
     def __init__(self, producer: Producer, accumulate: int, budget: Budget | None, make: Callable[[NDArray[Any]], Any]) -> None:
         self._spec, self._producer, self._accumulate, self._budget = producer.spec, producer, accumulate, budget

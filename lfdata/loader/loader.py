@@ -14,7 +14,7 @@ from lfdata.loader import options
 from lfdata.loader.batch import maker
 from lfdata.loader.budget import LEAST_BYTES, OVER, Budget
 from lfdata.loader.engine import MOST_DECODERS
-from lfdata.loader.feedback import Wanted, checked
+from lfdata.loader.feedback import Own, Wanted, checked
 from lfdata.loader.follow import EpochSampler
 from lfdata.loader.forecast import Forecast, forecast
 from lfdata.loader.given import Where, filters_of, source_spec, this_rank
@@ -69,7 +69,7 @@ class Loader(Iteration):
         stall_seconds: how long a batch may take before the decoder is taken for hung.
         feedback: decode with no more threads, and no further ahead, than the consumer needs: for consumers that need the processor
             themselves. ``"wait"`` goes by the consumer's waits; ``"gpm"`` and ``"utilisation"`` look at the GPU too, by NVML (extra
-            ``nvml``); ``True`` takes the best there is. Or a :class:`lfdata.schedule.sensors.Sensor` of your own.
+            ``nvml``); ``True`` takes the best there is. Or a :class:`lfdata.schedule.sensors.Sensor` of your own, closed with the loader.
         cache: where data that are not local are kept (docs/remote.md): :class:`lfdata.Cache` or a directory; the default one for URLs.
             With one, paths are read through it too.
         trace: a file for what happens when, stage by stage: ui.perfetto.dev and chrome://tracing show it. Of several ranks each writes
@@ -181,7 +181,7 @@ class Loader(Iteration):
             exact=limit is not None,
             parts=over == "split",
         )
-        isolate, feedback = options.flag("isolate", isolate), checked(feedback)
+        isolate, watching = options.flag("isolate", isolate), checked(feedback)
         producer, make = Producer(spec), maker(self.output)
         shares = {producer.plan.batches(0).share(one, world) for one in range(world)}
         if uneven := sorted(share for share in shares if share % accumulate):
@@ -193,10 +193,12 @@ class Loader(Iteration):
             warnings.warn(f"the loader has no batches: {why}", stacklevel=2)
         # Nothing fails after this: an error that somebody keeps would keep the file.
         self._trace = None if written is None else Trace(written, rank, world)
-        self._options = (engine, processes, prefetch, stall_seconds, isolate, self._trace, feedback)
+        self._options = (engine, processes, prefetch, stall_seconds, isolate, self._trace, watching)
         super().__init__(producer, accumulate, budget, make)
         if self._trace is not None:
             weakref.finalize(self, self._trace.close)
+        if isinstance(watching, Own):
+            weakref.finalize(self, watching.close)
         # By how much the epoch is beyond that of a trainer that tells its own.
         self._told = 0
         # What decodes stored pictures in place of this loader, if somebody does.
@@ -266,7 +268,8 @@ class Loader(Iteration):
         return forecast(self._producer, self._epoch, self._done, batches, self._accumulate, self._cuts)
 
     def close(self) -> None:
-        """End the decoder and free the slots; tensors that are held stay valid. Iterating again starts anew, without a trace.
+        """End the decoder and free the slots; tensors that are held stay valid. Iterating again starts anew, without a trace, and without a
+        sensor of your own, which is closed.
 
         A thread that awaits a batch meanwhile gets an :class:`LfdataError`.
         """
@@ -276,6 +279,8 @@ class Loader(Iteration):
             stop_in_turn(self._pipelines, self._turn)
         if self._trace is not None:
             self._trace.close()
+        if isinstance(sensor := self._options[-1], Own):
+            sensor.close()
 
     # -- state --------------------------------------------------------------------------------------------------------
 

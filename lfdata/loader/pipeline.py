@@ -13,7 +13,7 @@ from lfdata.errors import LfdataError
 from lfdata.loader.budget import FEWEST_SLOTS, Budget, Reserved
 from lfdata.loader.decoder import uninterrupted
 from lfdata.loader.engine import Engine, InlineEngine, ProcessEngine, ThreadEngine
-from lfdata.loader.feedback import Feedback, Wanted
+from lfdata.loader.feedback import Feedback, Watching
 from lfdata.loader.fields import plain
 from lfdata.loader.jobs import Done, Job
 from lfdata.loader.places import at
@@ -56,7 +56,7 @@ class Pipeline:
         self._flying: deque[Job] = deque()
         self._answers: dict[int, Done] = {}
         # Jobs that were asked for and are not wanted any more: their slots come back with their answers.
-        self._unwanted: dict[int, int] = {}
+        self._unwanted: dict[int, Job] = {}
         self._number = 0
         self._trace, self.statistics = trace, Statistics(lanes)
         self.feedback, self._budget = feedback, budget
@@ -208,13 +208,15 @@ class Pipeline:
         return job.epoch + 1, 0, 0
 
     def _keep(self, done: Done) -> None:
-        self.statistics.worked(done, done.steps * self._producer.share)
-        if done.number in self._unwanted:
-            self._leases.give(self._unwanted.pop(done.number))
+        unwanted = self._unwanted.pop(done.number, None)
+        job = unwanted or next(job for job in self._flying if job.number == done.number)
+        self.statistics.worked(job, done, self._rows(job, done) if done.steps else 0)
+        if unwanted is not None:
+            self._leases.give(job.slot)
             return
         self._answers[done.number] = done
         if self._trace is not None:
-            self._trace.worked(next(job for job in self._flying if job.number == done.number), done)
+            self._trace.worked(job, done)
 
     def _drop(self) -> None:
         for job in self._flying:
@@ -222,7 +224,7 @@ class Pipeline:
                 del self._answers[job.number]
                 self._leases.give(job.slot)
             else:
-                self._unwanted[job.number] = job.slot
+                self._unwanted[job.number] = job
         self._flying.clear()
 
     def close(self) -> None:
@@ -233,7 +235,7 @@ class Pipeline:
         finally:
             self._engine.close()
             if self._budget is not None:
-                self._leases.discard([*(job.slot for job in self._flying), *self._unwanted.values()])
+                self._leases.discard([job.slot for job in (*self._flying, *self._unwanted.values())])
 
 
 def _begin(job: Job) -> tuple[int, int, int]:
@@ -262,7 +264,7 @@ def start(
     stall_seconds: float,
     isolate: bool,
     trace: Trace | None,
-    feedback: Wanted,
+    feedback: Watching,
     budget: Budget | None = None,
     epoch: int = 0,
 ) -> Pipeline:

@@ -8,13 +8,15 @@ import math
 import time
 from typing import Any
 
-from lfdata.loader.jobs import Done
+from lfdata.loader.jobs import Done, Job
 from lfdata.loader.spans import STAGES
 
 # Eight buckets an octave, from a microsecond to an hour: a percentile is at most 9 % too large.
 AN_OCTAVE, OCTAVES = 8, 32
 # The two levels of work in a decoder.
 QUEUES = ("decode", "augment")
+# Steps in parts that more may come of: those under way are far fewer.
+_CUT = 256
 _SMALLEST = 1e-6
 
 
@@ -28,9 +30,18 @@ class Histogram:
 
     def add(self, seconds: float, times: int = 1) -> None:
         """The same value some times."""
-        bucket = 0 if seconds <= _SMALLEST else math.ceil(AN_OCTAVE * math.log2(seconds / _SMALLEST))
-        self._counts[min(bucket, len(self._counts) - 1)] += times
+        self._counts[self._bucket(seconds)] += times
         self.seconds += seconds * times
+
+    def more(self, seconds: float, by: float) -> None:
+        """A value that was added is more."""
+        self._counts[self._bucket(seconds)] -= 1
+        self._counts[self._bucket(seconds + by)] += 1
+        self.seconds += by
+
+    def _bucket(self, seconds: float) -> int:
+        bucket = 0 if seconds <= _SMALLEST else math.ceil(AN_OCTAVE * math.log2(seconds / _SMALLEST))
+        return min(bucket, len(self._counts) - 1)
 
     def report(self) -> dict[str, float]:
         """Values counted, their sum in seconds, and percentiles in milliseconds (upper ends of buckets)."""
@@ -53,21 +64,44 @@ class Statistics:
         self._queued = {name: [0, 0] for name in QUEUES}
         self._faults: dict[int, tuple[int, int]] = {}
         self._storage: dict[int, dict[str, int]] = {}
+        # Steps in parts: by epoch and step the rows with which known parts begin, and what stages took for them.
+        self._cut: dict[tuple[int, int], tuple[set[int], list[float]]] = {}
 
-    def worked(self, done: Done, rows: int) -> None:
-        """An answer: its stages, a step's share of each."""
+    def worked(self, job: Job, done: Done, rows: int) -> None:
+        """An answer: its stages, a step's share of each, or what a part adds to its step; rows that are filled."""
         spent = [0.0] * len(STAGES)
         for stage, _, seconds, _ in done.spans:
             spent[stage] += seconds
-        for stage, seconds in enumerate(spent):
-            if seconds:
-                self._stages[stage].add(seconds / max(1, done.steps), max(1, done.steps))
+        if job.rows is None:
+            for stage, seconds in enumerate(spent):
+                if seconds:
+                    self._stages[stage].add(seconds / max(1, done.steps), max(1, done.steps))
+        else:
+            self._part(job.epoch, job.first, job.rows[0], spent)
         self._busy += done.seconds
-        self._rows += rows
+        if done.process in self._faults:
+            # Those of the first answer came with faults that are not counted.
+            self._rows += rows
         first, _ = self._faults.get(done.process, (done.faults, 0))
         self._faults[done.process] = (first, done.faults)
         if done.storage:
             self._storage[done.process] = done.storage
+
+    def _part(self, epoch: int, step: int, low: int, spent: list[float]) -> None:
+        """Stages of a part of a step, in whatever order they come."""
+        known, before = self._cut.pop((epoch, step), (set(), [0.0] * len(STAGES)))
+        if low in known:
+            # The step is made once more.
+            known, before = set(), [0.0] * len(STAGES)
+        for stage, seconds in enumerate(spent):
+            if before[stage] and seconds:
+                self._stages[stage].more(before[stage], seconds)
+            elif seconds:
+                self._stages[stage].add(seconds)
+        total = [one + other for one, other in zip(before, spent, strict=True)]
+        self._cut[epoch, step] = known | {low}, total
+        if len(self._cut) > _CUT:
+            del self._cut[next(iter(self._cut))]
 
     def waited(self, seconds: float, ready: int, queued: tuple[int, int]) -> None:
         """The consumer asked: how long it waited, how many slots were filled then, and how much work waited in each queue."""

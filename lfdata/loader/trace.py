@@ -35,11 +35,12 @@ def beside(path: str | os.PathLike[str], mark: object) -> Path:
 
 
 class Trace:
-    """Writes events of this process's loader to a file, which is made anew and is nobody else's until it is closed.
+    """Writes events of this process's loader to a file, which is made anew and is nobody else's until it is closed, or until it cannot be
+    written any more (a full disk), which is told once.
 
     Raises:
         OptionError: another loader writes it, here or in another process; it is no regular file.
-        StorageError: the file cannot be written.
+        StorageError: the file cannot be begun.
     """
 
     def __init__(self, path: str | os.PathLike[str], rank: int = 0, world: int = 1) -> None:
@@ -56,7 +57,7 @@ class Trace:
             self._file.truncate(0)
             self._file.write(b"[" + _END)
             here = os.getpid(), _CONSUMER
-            self._write(_named("process_name", *here, "trainer"), _named("thread_name", *here, "consumer"))
+            self._append(_named("process_name", *here, "trainer"), _named("thread_name", *here, "consumer"))
         except OSError as error:
             self._file.close()
             raise StorageError(self._path, "write", error.errno, error.strerror or str(error)) from error
@@ -84,17 +85,26 @@ class Trace:
         self._file.close()
 
     def _write(self, *events: _Event) -> None:
+        try:
+            self._append(*events)
+        except OSError as error:
+            self._lost("write", error)
+            self.close()
+
+    def _lost(self, what: str, error: OSError) -> None:
+        path = os.fspath(self._path)
+        log.warning("%s: %s failed: %s: the trace ends here, training goes on without it", path, what, error.strerror or error)
+
+    def _append(self, *events: _Event) -> None:
         text = self._before + ",\n".join(map(json.dumps, events)).encode()
         try:
             self._put(text + _END)
             self._at, self._before = self._at + len(text), b",\n"
-        except BaseException as error:
+        except BaseException:
             # A full disk, or Ctrl-C in between: what was there before is whole again.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 self._put(_END)
                 self._file.truncate()
-            if isinstance(error, OSError):
-                raise StorageError(self._path, "write", error.errno, error.strerror or str(error)) from error
             raise
 
     def _put(self, data: bytes) -> None:
@@ -137,7 +147,10 @@ class Trace:
         # By itself, since a process that is being started may still have a copy of the descriptor.
         with contextlib.suppress(OSError, ValueError):
             fcntl.flock(self._file, fcntl.LOCK_UN)
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            self._lost("close", error)
 
 
 def _opened(path: str, flags: int) -> int:

@@ -26,7 +26,7 @@ class Reading:
 
     Attributes:
         busy: share of that time in which the GPU did anything, 0 to 1.
-        at: when it was read (``time.monotonic``).
+        at: when it was read, of the clock ``time.monotonic`` (not ``time.time``): one in the future is refused, since it would never be old.
         more: other figures by name: shares from 0 to 1, rates in MiB/s.
     """
 
@@ -36,7 +36,10 @@ class Reading:
 
 
 class Sensor(Protocol):
-    """Anything that can say how busy a GPU was. Called by one thread."""
+    """Anything that can say how busy a GPU was. Read by one thread.
+
+    One of your own belongs to the loader that it was given to (``Loader(feedback=)``), over all its epochs and iterations.
+    """
 
     name: str
 
@@ -45,7 +48,7 @@ class Sensor(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Give back what it holds. Called once, and nothing is read after: when it is lost, or its loader is closed or gone."""
         ...
 
 

@@ -27,6 +27,7 @@ from loaderkit import (
     nothing_left,
     numbers,
     resident,
+    shared_files,
     whole,
 )
 from loaderkit import dataset as make_dataset
@@ -106,12 +107,12 @@ def without_memfd(monkeypatch: Any) -> None:
 
 @pytest.mark.parametrize("engine", QUICK_ENGINES)
 def test_without_anonymous_memory_shared_memory_does(dataset: Path, without_memfd: None, engine: str) -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = shared_files()
     with nothing_left():
         one = loader(dataset, engine=engine)
         batches = iter(one)
         assert numbers(next(batches)) == expected()[0]
-        assert not [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("tmp")]
+        assert shared_files() <= before
         assert [numbers(batch) for batch in batches] == expected(1)
         one.close()
         del one, batches
@@ -208,13 +209,13 @@ def test_too_little_address_space(dataset: Path, engine: str) -> None:
 
 
 def test_slots_have_no_name(dataset: Path) -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = shared_files()
     one = loader(dataset)
     batches = iter(one)
     next(batches)
     assert "/memfd:lfdata-slots (deleted)" in descriptors()
     assert "/memfd:lfdata-hello (deleted)" not in descriptors()
-    assert not {name for name in set(os.listdir("/dev/shm")) - before if "slots" in name or "hello" in name}
+    assert shared_files() <= before
     theirs = [os.readlink(f"/proc/{decoders(one)[0]}/fd/{name}") for name in os.listdir(f"/proc/{decoders(one)[0]}/fd")]
     assert "/memfd:lfdata-slots (deleted)" in theirs and "/memfd:lfdata-hello (deleted)" not in theirs
     del batches

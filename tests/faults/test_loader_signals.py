@@ -13,7 +13,22 @@ from typing import Any
 
 import pytest
 from killkit import children, gone, wait_until
-from loaderkit import BATCH, STEPS, Trainer, busy, census, decoders, engine_of, expected, gate, loader, numbers, script, whole
+from loaderkit import (
+    BATCH,
+    STEPS,
+    Trainer,
+    busy,
+    census,
+    decoders,
+    engine_of,
+    expected,
+    gate,
+    loader,
+    numbers,
+    script,
+    shared_files,
+    whole,
+)
 from loaderkit import dataset as make_dataset
 
 Tell = Callable[[str], None]
@@ -29,16 +44,11 @@ def door(place: Path, monkeypatch: Any) -> Path:
     return gate(place, monkeypatch)
 
 
-def mine() -> set[str]:
-    """What lies in /dev/shm and could be of a loader."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith(("lfdata-slots", "lfdata-hello"))}
-
-
 # -- SIGKILL ----------------------------------------------------------------------------------------------------------------
 
 
 def kill_trainer(place: Path, body: Callable[[Any, Tell], None], dataset: Path, stop: bool = False, **options: Any) -> None:
-    before = mine()
+    before = shared_files()
 
     def run(tell: Tell) -> None:
         one = loader(dataset, **options)
@@ -59,7 +69,7 @@ def kill_trainer(place: Path, body: Callable[[Any, Tell], None], dataset: Path, 
         assert trainer.end() == -signal.SIGKILL
         wait_until(lambda: gone(pids), 5)
         assert trainer.noise() == ""
-    assert mine() == before
+    assert shared_files() == before
 
 
 def test_killed_between_batches(dataset: Path, place: Path, door: Path) -> None:
@@ -115,7 +125,7 @@ def test_killed_again_and_again_then_started_without_cleaning(dataset: Path, pla
                 if not number:
                     tell(str(decoders(one)[0]))
 
-    before = mine()
+    before = shared_files()
     for _ in range(2):
         with Trainer(place, run) as trainer:
             pids.append(int(trainer.line()))
@@ -124,7 +134,7 @@ def test_killed_again_and_again_then_started_without_cleaning(dataset: Path, pla
             trainer.end()
             pids += [int(line) for line in trainer.told.read().split()]
     wait_until(lambda: gone(pids), 5)
-    assert mine() == before
+    assert shared_files() == before
     one = loader(dataset)
     assert whole(one) == expected()
     one.close()

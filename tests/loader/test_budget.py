@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 import lfdata.transforms as T
 from lfdata import Loader
 from lfdata.errors import FormatError, LimitError, OptionError, StateError
+from lfdata.loader import budget
 from lfdata.loader.budget import FEWEST_SLOTS, LEAST_BYTES
 from lfdata.loader.slots import PAGE
 
@@ -74,6 +76,11 @@ def _equal(ones: Sequence[dict[str, np.ndarray]], others: Sequence[dict[str, np.
     return len(ones) == len(others) and all(map(batchkit.same, ones, others))
 
 
+def _advised(told: Exception) -> int:
+    """The budget that an error says."""
+    return int(re.findall(r"Raise max_bytes to ([\d,]+\d)", str(told))[0].replace(",", ""))
+
+
 def _least(source: Any, **options: Any) -> int:
     """The budget that just does without parts, as the error says it."""
     most = LEAST_BYTES
@@ -81,7 +88,7 @@ def _least(source: Any, **options: Any) -> int:
         try:
             Loader(source, **options, max_bytes=most)
         except LimitError as told:
-            most = int(str(told).split("Raise max_bytes to ")[1].split(", le")[0].split(", lower")[0].replace(",", ""))
+            most = _advised(told)
         else:
             assert most > LEAST_BYTES
             return most
@@ -312,13 +319,40 @@ def test_a_sample_beyond_the_share_is_named(tmp_path: Path) -> None:
     for over in ("error", "split"):
         with pytest.raises(LimitError, match=r"\.lfd, index 13, key b'0-13': the sample takes 36,\d\d\d bytes") as told:
             Loader(path, 4, engine="inline", max_bytes=10 * PAGE, over=over)
-        enough = int(str(told.value).split("Raise max_bytes to ")[1].split(", leave")[0].replace(",", ""))
+        enough = _advised(told.value)
         left_out = Loader(path, 4, engine="inline", max_bytes=10 * PAGE, over=over, where=np.arange(20) != 13)
         assert sum(len(batch["label"]) for batch in left_out) == 16
     loader = Loader(path, 4, engine="inline", max_bytes=enough, over="split", shuffle="sequential")
     got = [batch["__index__"].tolist() for batch in loader]
     assert [row for rows in got for row in rows] == list(range(20))
     assert [len(rows) for rows in got] == [4, 4, 4, 1, 1, 2, 4]
+
+
+@pytest.mark.parametrize("how", ["full", "rank", "accumulate", "pad"])
+@pytest.mark.parametrize(("over", "share"), [("error", 1), ("error", 2), ("error", 4), ("split", 1), ("split", 2)])
+def test_the_budget_that_is_advised_is_enough_and_no_more_than_that(tmp_path: Path, how: str, over: str, share: int) -> None:
+    """Also where a sample is beyond the share alone: those of up to three pages are."""
+    path = _uneven(tmp_path / "a")
+    options = {"batch_size": 8, "engine": "inline", "seed": 4, "over": over, **HOW[how]}
+    with pytest.raises(LimitError) as told:
+        Loader(path, **options, max_bytes=PAGE * (1 + FEWEST_SLOTS * share))
+    assert ("the sample takes" in str(told.value)) == (share < 3)
+    enough = _advised(told.value)
+    Loader(path, **options, max_bytes=enough)
+    with pytest.raises(LimitError):
+        Loader(path, **options, max_bytes=enough - 1)
+
+
+def test_the_largest_sample_of_all_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where rows are looked up bit by bit."""
+    monkeypatch.setattr(budget, "ROWS_AT_ONCE", 4)
+    lengths = [500] * 40
+    lengths[5], lengths[23], lengths[37] = 8000, 9000, 8500
+    path = batchkit.write_numbers(tmp_path / "a", 40, lengths=lengths)
+    for over in ("error", "split"):
+        with pytest.raises(LimitError, match="index 23, key b'0-23'") as told:
+            Loader(path, 4, engine="inline", max_bytes=10 * PAGE, over=over)
+        Loader(path, 4, engine="inline", max_bytes=_advised(told.value), over=over)
 
 
 def test_no_samples_and_one(tmp_path: Path) -> None:

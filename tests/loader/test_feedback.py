@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import batchkit
+import numpy as np
 import pytest
 
 import lfdata.transforms as T
@@ -96,6 +98,86 @@ def test_a_sensor_that_is_lost_is_told_and_does_not_stop_training(tmp_path: Path
     assert sum("sensor is lost" in record.message for record in caplog.records) == 1
     loader.close()
     assert found == batchkit.digests(Loader(path, 8, fields, engine="inline", threads=1), epochs)
+
+
+class Strict(Fake):
+    """As :class:`Fake`, and cannot be read once it is closed, nor by two threads."""
+
+    def __init__(self) -> None:
+        super().__init__(0.5)
+        self.reads, self.after, self.threads = 0, 0, set[int]()
+
+    def read(self) -> Reading:
+        self.after += bool(self.closed)
+        self.reads += 1
+        self.threads.add(threading.get_ident())
+        return super().read()
+
+
+def _fed(loader: Loader, sensor: Strict) -> dict[str, Any]:
+    """Iterates until the sensor has been read again."""
+    reads, deadline = sensor.reads, time.monotonic() + 60
+    found: dict[str, Any] = {}
+    for _ in _for_ever(loader):
+        time.sleep(0.02)
+        found = loader.stats()["feedback"]
+        if sensor.reads > reads + 1:
+            break
+        assert time.monotonic() < deadline, found
+    return found
+
+
+def _for_ever(loader: Loader) -> Iterator[dict[str, Any]]:
+    while True:
+        yield from loader
+
+
+@needs_native
+def test_a_sensor_of_ones_own_is_read_over_all_iterations_and_closed_once(tmp_path: Path) -> None:
+    path = batchkit.write_pictures(tmp_path / "d", 32)
+    sensor = Strict()
+    loader = Loader(path, 8, {"image": [T.RandomResizedCrop(32)]}, engine="process", threads=1, feedback=sensor)
+    for _ in range(3):
+        # Each is left early, which ends the decoder.
+        assert _fed(loader, sensor)["sensor"] == "fake"
+        assert sensor.closed == 0
+    loader.close()
+    loader.close()
+    assert (sensor.closed, sensor.after, len(sensor.threads)) == (1, 0, 1)
+    # Begun anew without it.
+    assert sum(1 for _ in loader) == 4
+    assert loader.stats()["feedback"]["sensor"] == "none" and sensor.after == 0
+    loader.close()
+    assert sensor.closed == 1
+
+
+def test_a_sensor_of_ones_own_outlives_larger_slots(tmp_path: Path) -> None:
+    """Of a budget, between two epochs."""
+    path = batchkit.write_numbers(tmp_path / "d", 60, lengths=np.random.default_rng(0).integers(0, 3000, 60).tolist())
+    sensor, sizes = Strict(), set[int]()
+    loader = Loader(
+        path, 5, ["label", "ids"], seed=2, engine="process", threads=1, feedback=sensor, max_bytes="1MiB", prefetch=1
+    )
+    for _ in range(6):
+        for _ in loader:
+            assert sensor.closed == 0
+        sizes.add(loader.stats()["slot_bytes"])
+        time.sleep(0.15)
+    assert len(sizes) > 1 and sensor.reads, "no slots were made anew"
+    assert _fed(loader, sensor)["sensor"] == "fake" and (sensor.closed, sensor.after) == (0, 0)
+    del loader
+    gc.collect()
+    assert (sensor.closed, sensor.after, len(sensor.threads)) == (1, 0, 1)
+
+
+def test_a_sensor_of_ones_own_is_closed_also_if_nothing_was_iterated(tmp_path: Path) -> None:
+    path = batchkit.write_pictures(tmp_path / "d", 8)
+    sensors = [Strict(), Strict()]
+    loader, other = (Loader(path, 8, ["label"], feedback=sensor) for sensor in sensors)
+    loader.close()
+    del other
+    gc.collect()
+    assert [(sensor.closed, sensor.reads) for sensor in sensors] == [(1, 0), (1, 0)]
 
 
 class Hanging(Fake):

@@ -15,8 +15,9 @@ import pytest
 
 import lfdata.transforms as T
 from lfdata import Loader
-from lfdata.loader.spans import STAGES
-from lfdata.loader.statistics import Histogram
+from lfdata.loader.jobs import Done, Job
+from lfdata.loader.spans import DECODE, READ, STAGES
+from lfdata.loader.statistics import Histogram, Statistics
 
 FIELDS: dict[str, Any] = {"image": [T.RandomResizedCrop(16), T.ColorJitter(0.4)], "label": None}
 
@@ -62,6 +63,57 @@ def test_stages_and_waits(pictures: Path, engine: str) -> None:
     assert stats["wait"]["count"] == sum(stats["ready"].values()) >= waits
     assert 0 < stats["waiting"] <= 1 and 0 < stats["occupancy"] <= 1
     loader.close()
+
+
+def test_a_value_that_is_more_is_moved() -> None:
+    found, expected = Histogram(), Histogram()
+    for value in (0.001, 0.01):
+        found.add(value)
+    found.more(0.001, 0.003)
+    for value in (0.004, 0.01):
+        expected.add(value)
+    assert found.report() == pytest.approx(expected.report())
+
+
+@pytest.mark.parametrize("engine", ["inline", "thread", "process"])
+def test_parts_of_a_step_are_a_step(tmp_path: Path, engine: str) -> None:
+    path = batchkit.write_numbers(tmp_path / "d", 60, lengths=np.random.default_rng(0).integers(0, 3000, 60).tolist())
+    loader = Loader(path, 10, engine=engine, threads=1, max_bytes="96KiB", over="split", isolate=engine == "process")
+    parts = rows = 0
+    for _ in range(2):
+        for batch in loader:
+            parts, rows = parts + 1, rows + len(batch["label"])
+    assert rows == 120 and parts > 30, "steps are not cut"
+    stats, statistics = loader.stats(), loader._pipelines[0].statistics
+    # With those that were made ahead, of the epoch after.
+    assert 12 <= stats["stages"]["read"]["count"] <= 12 + stats["slots"]
+    assert 12 <= stats["stages"]["plan"]["count"] <= 12 + stats["slots"]
+    # All rows but those of the first answer, and those that were made ahead.
+    assert 120 - 10 <= statistics._rows <= 120 + 10 * stats["slots"]
+    loader.close()
+
+
+def test_a_step_takes_what_its_parts_take_together() -> None:
+    statistics, number = Statistics(1), itertools.count()
+
+    def part(epoch: int, step: int, low: int, seconds: float) -> None:
+        job = Job(next(number), epoch, step, 1, 0, rows=(low, low + 4), part=(low // 4, 3))
+        spans = ((READ, 0.0, seconds, 0), (DECODE, 0.0, 2 * seconds, 0), (DECODE, 0.0, seconds, 0))
+        statistics.worked(job, Done(job.number, 1, spans=spans, process=7, faults=100 * job.number), 4)
+
+    # In any order, and in between those of another step.
+    for low, step, seconds in ((4, 0, 0.001), (0, 1, 0.01), (0, 0, 0.002), (4, 1, 0.02), (8, 0, 0.003), (8, 1, 0.03)):
+        part(0, step, low, seconds)
+    stages = statistics.report()["stages"]
+    expected = Histogram()
+    for seconds in (0.006, 0.06):
+        expected.add(seconds)
+    assert stages["read"] == pytest.approx(expected.report())
+    assert stages["decode"]["count"] == 2 and stages["decode"]["seconds"] == pytest.approx(0.198)
+    # Made once more.
+    part(0, 1, 0, 0.001)
+    assert statistics.report()["stages"]["read"]["count"] == 3
+    assert statistics.report()["faults_per_1000"] == pytest.approx(1000 * 600 / (6 * 4))
 
 
 def test_a_slow_consumer_finds_slots_ready_and_a_fast_one_waits(pictures: Path) -> None:

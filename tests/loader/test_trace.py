@@ -177,28 +177,31 @@ loader.close()
     assert sum(event["name"] == "wait" for event in _events(tmp_path / "trace.json")) == 6
 
 
-def test_a_full_disk_leaves_whole_json(tmp_path: Path) -> None:
-    """Some bytes of an event still fit."""
+def test_a_full_disk_ends_the_trace_and_not_training(pictures: Path, tmp_path: Path) -> None:
+    """Some bytes of an event still fit. It is told once, and the file is whole JSON with what came before."""
     code = """
-import resource, signal, sys
-from lfdata.errors import StorageError
-from lfdata.loader.trace import Trace
+import logging, resource, signal, sys, lfdata
+logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stdout)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-trace, written = Trace(sys.argv[1]), 0
-resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
-try:
-    while True:
-        trace.waited(0.0, 1.0, 0, written, 1, (0, 0))
-        written += 1
-except StorageError as error:
-    print(written, error)
+loader = lfdata.NumpyLoader(sys.argv[1], 8, ["label"], engine=sys.argv[3], trace=sys.argv[2])
+loader._producer.steps = 1
+whole, batches = resource.getrlimit(resource.RLIMIT_FSIZE), iter(loader)
+# The slots are there.
+next(batches)
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, whole[1]))
+print(1 + sum(1 for _ in batches) + sum(1 for _ in range(3) for _ in loader))
+resource.setrlimit(resource.RLIMIT_FSIZE, whole)
+print(sum(1 for _ in loader))
+loader.close()
 """
-    trace = tmp_path / "trace.json"
-    done = subprocess.run([sys.executable, "-c", code, str(trace)], capture_output=True, text=True, check=True)
-    written, _, message = done.stdout.partition(" ")
-    assert f"{trace}: write failed: File too large" in message
-    assert [event["args"]["step"] for event in _events(trace) if event["name"] == "wait"] == list(range(int(written)))
-    assert int(written) > 3
+    for engine in ("inline", "thread"):
+        trace = tmp_path / f"{engine}.json"
+        words = [sys.executable, "-c", code, str(pictures), str(trace), engine]
+        said = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+        assert said[1:] == ["24", "6"]
+        assert said[0].startswith(f"WARNING {trace}: write failed: File too large: ")
+        steps = [(event["args"]["epoch"], event["args"]["step"]) for event in _events(trace) if event["name"] == "wait"]
+        assert 3 < len(steps) < 24 and steps == [(number // 6, number % 6) for number in range(len(steps))]
 
 
 def test_an_event_that_is_broken_off_is_not_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

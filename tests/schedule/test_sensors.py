@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -178,6 +179,9 @@ def test_the_sampler_publishes_and_survives_the_sensor() -> None:
         Reading(55.0, 1.0),
         Reading(-5.0, 1.0),
         Reading(0.5, float("nan")),
+        Reading(0.5, -1.0),
+        Reading("half", 1.0),  # type: ignore[arg-type]
+        Reading(0.5, "now"),  # type: ignore[arg-type]
         SystemExit(3),
         KeyboardInterrupt(),
     ],
@@ -195,6 +199,60 @@ def test_one_that_says_what_cannot_be_is_given_up(found: Any, caplog: pytest.Log
     sampler.close()
     assert sampler.busy() is None and sampler.last is None
     assert [record.message.startswith("the GPU sensor is lost") for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int8, Fraction, bool])
+def test_busy_is_any_real_number(kind: Any) -> None:
+    class Real(Told):
+        def read(self) -> Reading:
+            return Reading(kind(1), np.float64(time.monotonic()))
+
+    sampler = Sampler(Real, np.zeros(2, np.int64), every=0.01)
+    _until(lambda: sampler.busy() == 1.0)
+    assert sampler.last is not None and type(sampler.last.busy) is type(sampler.last.at) is float
+    sampler.close()
+
+
+def test_a_time_in_the_future_is_refused_and_says_of_which_clock(caplog: pytest.LogCaptureFixture) -> None:
+    """It would never be old, and a sensor that hangs after it never be noticed."""
+
+    class Ahead(Told):
+        def read(self) -> Reading:
+            return Reading(0.5, time.monotonic() + 3)
+
+    sampler = Sampler(Ahead, np.zeros(2, np.int64), every=0.01)
+    _until(lambda: sampler.state.startswith("lost: "))
+    sampler.close()
+    assert sampler.last is None and "time.monotonic()" in sampler.state and "not in the future" in sampler.state
+    assert len(_said(caplog)) == 1
+
+
+def test_a_sampler_that_is_moved_publishes_there_and_one_without_a_board_asks_nothing() -> None:
+    class Counting(Told):
+        asked = closed = 0
+
+        def read(self) -> Reading:
+            self.asked += 1
+            return Reading(0.5, time.monotonic())
+
+        def close(self) -> None:
+            self.closed += 1
+
+    first, second, sensor = np.zeros(2, np.int64), np.zeros(2, np.int64), Counting()
+    sampler = Sampler(lambda: sensor, first, every=0.01)
+    _until(lambda: sampler.busy() == 0.5)
+    sampler.move(None)
+    assert sampler.busy() is None
+    # One reading may be under way.
+    time.sleep(0.05)
+    asked = sensor.asked
+    time.sleep(0.1)
+    assert sensor.asked == asked and sensor.closed == 0 and sampler.state == "told"
+    sampler.move(second)
+    _until(lambda: sampler.busy() == 0.5)
+    assert second[0] == 500 and second[1] > first[1]
+    sampler.close()
+    assert sensor.closed == 1 and sampler.busy() is None
 
 
 def test_an_old_reading_is_no_reading() -> None:
