@@ -104,11 +104,14 @@ def test_compiled_blocks_in_a_graph_train_as_eager(tmp_path: Path, mode: str) ->
 def test_what_is_trained_before_what_is_frozen_learns(tmp_path: Path) -> None:
     told: dict[str, Any] = {"model": {"freeze": ["language"]}, "precision": FP8}
     recomputed = ActivationOptions(mode="all")
-    found = gpukit.trained(tmp_path, 20, compile=COMPILED, graph=GRAPH, activations=recomputed, **told)
+    eager = gpukit.trained(tmp_path / "eager", 20, **told)
+    found = gpukit.trained(tmp_path / "graphed", 20, compile=COMPILED, graph=GRAPH, activations=recomputed, **told)
     assert gpukit.captured(found) and found.compiled is not None and found.compiled.report()["fallbacks"] == 0
     first, _ = start()
     now, before = found.model.get_parameter("vision.embed.weight"), first.get_parameter("vision.embed.weight")
     assert now.requires_grad and 0 < relative(now, before) < 1
+    change = eager.model.get_parameter("vision.embed.weight").detach().cpu() - before
+    assert relative(now.cpu() - before, change) < 0.5, "not what it learns without compiled blocks"
 
 
 def start() -> tuple[nn.Module, Any]:
