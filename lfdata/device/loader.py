@@ -16,7 +16,7 @@ from lfdata.device.decoding import decoding_of
 from lfdata.device.forecast import Sizes, on_device, on_host
 from lfdata.device.images import Op
 from lfdata.device.ring import Ring
-from lfdata.device.transfer import ABOUT_ROWS, Batch, Transfer
+from lfdata.device.transfer import Batch, Transfer, about_rows
 from lfdata.errors import OptionError
 from lfdata.loader.forecast import Forecast
 from lfdata.loader.loader import Loader
@@ -241,7 +241,7 @@ class DeviceLoader:
             for batch in batches:
                 if self._decoding is not None:
                     batch = self._decoding.on_host(batch)
-                self.rows = {name: batch[name] for name in ABOUT_ROWS if name in batch}
+                self.rows = about_rows(batch)
                 yield self._operated(batch) if self._ops else batch
         finally:
             batches.close()
