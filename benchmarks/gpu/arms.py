@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-import lfdata.transforms as T
+from benchmarks.gpu.beside import Beside, crops
 from lfdata import DeviceLoader, Loader, ShardDataset
 from lfdata.device import Images, dali
 from lfdata.device.backend import backend_of
@@ -36,7 +36,8 @@ NEEDS = {
 TORCH = ("torch DataLoader", f"torch DataLoader{FEW}")
 FORKED = (*TORCH, "webdataset", f"webdataset{FEW}")
 LADDER = ("loader", "registered", "ahead", "kernel", "background", "feedback")
-NAMES = ("resident", "resident uint8", *LADDER, *TORCH, *NEEDS)
+BESIDE = "resident beside decoding"
+NAMES = ("resident", "resident uint8", BESIDE, *LADDER, *TORCH, *NEEDS)
 
 
 class Setting:
@@ -49,8 +50,7 @@ class Setting:
 
     def loader(self, batch: int, **options: Any) -> Loader:
         """Random crops, mirrored at random."""
-        fields = {self.field: [T.RandomResizedCrop(self.side), T.RandomHorizontalFlip()]}
-        return Loader(self.data, batch, fields, threads=self.threads, engine="process", **options)
+        return crops(Loader, self.data, self.field, self.side, batch, self.threads, **options)
 
     def normalised(self, images: torch.Tensor) -> torch.Tensor:
         """As users write it, in torch's operations: bf16 (rows, channels, height, width)."""
@@ -93,6 +93,13 @@ def resident_bytes(setting: Setting, batch: int) -> Arm:
     """One batch of uint8 that is there, made into what the model takes each time by torch's operations."""
     images, numbers = one_batch(setting, batch)
     return Arm(((setting.normalised(images), numbers) for _ in itertools.count()), lambda: None)
+
+
+def resident_beside(setting: Setting, batch: int) -> Arm:
+    """The same, while as many batches are decoded for nobody."""
+    images, numbers = one_batch(setting, batch)
+    other = Beside(setting.data, setting.field, setting.side, batch, setting.threads)
+    return Arm(other.batches(setting.normalised(images), numbers), other.close)
 
 
 def plain(setting: Setting, batch: int, register: bool = False) -> Arm:
@@ -271,6 +278,7 @@ def arms(setting: Setting, batch: int, workers: int) -> dict[str, Callable[[], A
     return {
         "resident": lambda: resident(setting, batch),
         "resident uint8": lambda: resident_bytes(setting, batch),
+        BESIDE: lambda: resident_beside(setting, batch),
         "loader": lambda: plain(setting, batch),
         "registered": lambda: plain(setting, batch, register=True),
         "ahead": lambda: on_device(setting, batch, kernel=False),

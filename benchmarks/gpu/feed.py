@@ -32,7 +32,7 @@ from lfdata.device.images import _kernels
 from lftrain.runtime.environment import version
 
 PARTS = ("copies", "vit", "small", "starved")
-COMPARED = ("resident", "resident uint8")
+COMPARED = ("resident", "resident uint8", ways.BESIDE)
 # Steps before each timing of what takes little time.
 SMALL_WARM, STARVED_WARM = 40, 8
 # Seconds that are waited for other ways' processes to have nothing left to do.

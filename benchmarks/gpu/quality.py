@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.log import Log
+from benchmarks.gpu.subjects import TOLERANCE
 from lftrain.build import build
 from lftrain.config import load
 
@@ -97,7 +98,7 @@ def trained(
             "compile.blocks": "true",
             "compile.backend": f'"{backend}"',
             "graph.enabled": "true",
-            "graph.tolerance": 0.01,
+            "graph.tolerance": TOLERANCE["fp8" if fp8 else "compute"],
             "precision.frozen": '"fp8"' if fp8 else '"compute"',
         }
     else:

@@ -35,6 +35,8 @@ from lftrain.options import ModelOptions
 
 NEVER = 1 << 30
 LR = 1e-4
+TOLERANCE = {"compute": 1e-2, "fp8": 5e-2}
+"""Of graph and eager step (``graph.tolerance``): what differs by a bit of bf16 may be rounded to another number of three bits."""
 
 
 class Runs(Protocol):
@@ -171,7 +173,7 @@ class Subject:
             precision=PrecisionOptions(mode=setting.precision, frozen=setting.frozen),  # type: ignore[arg-type]
             ddp=DdpOptions(bucket_mb=setting.bucket_mb, bucket_view=setting.bucket_view, checksum_every=0),
             compile=CompileOptions(blocks=setting.compiled, backend=self.bench.backend),
-            graph=GraphOptions(enabled=setting.graph, tolerance=1e-2),
+            graph=GraphOptions(enabled=setting.graph, tolerance=TOLERANCE[setting.frozen]),
             activations=ActivationOptions() if setting.torch_budget is None else torch_budget,
             checkpoint=CheckpointOptions(every=0),
             metrics=MetricsOptions(every=NEVER, live="off", memory_every=0),

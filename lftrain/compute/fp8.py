@@ -88,8 +88,8 @@ class _Passing(torch.autograd.Function):
 
 def quantized(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(N, K) -> float8 (N, K) and its scales, float32 (N, 1). A row with inf or NaN becomes NaN."""
-    rows = rows.float()
-    scale = rows.abs().amax(-1, keepdim=True).clamp(min=TINY) / LARGEST
+    # Times, not divided: GPUs divide by a number by way of its reciprocal, processors do not.
+    scale = rows.abs().amax(-1, keepdim=True).float().clamp(min=TINY) * (1 / LARGEST)
     return (rows / scale).to(FLOAT8), scale
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from lfdata.errors import MissingExtraError, StorageError
+from lfdata.errors import StorageError
+from lftrain.health.board import Board
 
 log = logging.getLogger("lftrain")
 
@@ -36,7 +37,7 @@ class Records:
         self._file: int | None = None
         # A checkpoint's thread writes, too.
         self._writing, self._losing = threading.Lock(), False
-        self._board: Any = None
+        self._board: Board | None = None
         self.events = 0
         if folder is None:
             return
@@ -47,7 +48,7 @@ class Records:
         except OSError as error:
             raise StorageError(path, "open", error.errno, error.strerror or str(error)) from error
         if tensorboard:
-            self._board = _summary_writer(folder / "tensorboard")
+            self._board = Board(folder / "tensorboard")
 
     def run(self, values: dict[str, Any]) -> None:
         """Write ``run.json``: configuration and environment of the latest life of the run."""
@@ -76,8 +77,7 @@ class Records:
                     log.error("metrics.jsonl cannot be written, lines are lost: %s", error)
                 self._losing = True
         if self._board is not None:
-            for name, value in _scalars(values):
-                self._board.add_scalar(f"{kind}/{name}", value, step)
+            self._board.add(((f"{kind}/{name}", value) for name, value in _scalars(values)), step)
 
     def event(self, name: str, message: str, *, shared: bool = False, **values: Any) -> None:
         """Something people should know: a line, and the log. ``shared``: all ranks tell the same, so the first does it for all."""
@@ -85,7 +85,7 @@ class Records:
         step = int(values.pop("step", -1))
         if shared and self._rank:
             return
-        quiet = name in ("checkpoint", "resume", "plan")
+        quiet = name in ("checkpoint", "resume", "plan", "fp8")
         who = "" if shared or self._rank is None else f"rank {self._rank}: "
         log.log(logging.INFO if quiet else logging.WARNING, "%s%s: %s", who, name, message)
         self.write("event", step, name=name, message=message, **values)
@@ -109,14 +109,6 @@ def _append(file: int, line: bytes) -> None:
     if (written := os.write(file, line)) < len(line):
         os.ftruncate(file, end)
         raise OSError(errno.ENOSPC, f"{written} of {len(line)} bytes were taken")
-
-
-def _summary_writer(folder: Path) -> Any:
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError as error:
-        raise MissingExtraError("metrics.tensorboard needs the extra: pip install 'lfdata[tensorboard]'") from error
-    return SummaryWriter(str(folder))
 
 
 def _scalars(values: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+log = logging.getLogger("lftrain")
 
 
 class Trace:
@@ -35,4 +38,11 @@ class Trace:
         running, self._profile = self._profile, None
         if running is not None:
             running.stop()
-            running.export_chrome_trace(str(self._path))
+            try:
+                running.export_chrome_trace(str(self._path))
+                whole = self._path.read_bytes()[-16:].rstrip().endswith(b"}")
+            except (OSError, RuntimeError) as error:
+                log.error("the trace cannot be written: %s: %s", self._path, error)
+                return
+            if not whole:
+                log.error("the trace %s is not whole, as on a full disk", self._path)

@@ -80,6 +80,17 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(x.to(kind), self.normalized_shape, self.weight.to(kind), self.eps)
 
 
+class LayerNorm(nn.LayerNorm):
+    """In the wider of its input's and its weight's type, likewise: on a CPU torch refuses a wider input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As wide as before."""
+        if self.weight is None:
+            return super().forward(x)
+        kind = torch.promote_types(x.dtype, self.weight.dtype)
+        return F.layer_norm(x.to(kind), self.normalized_shape, self.weight.to(kind), self.bias.to(kind), self.eps)
+
+
 class SwiGLU(nn.Module):
     """Gated feed-forward layer."""
 

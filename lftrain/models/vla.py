@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lftrain.errors import ConfigError
-from lftrain.models.layers import Attention, Block, RMSNorm, SwiGLU, balance, counted, rotary, taken
+from lftrain.models.layers import Attention, Block, LayerNorm, RMSNorm, SwiGLU, balance, counted, rotary, taken
 
 # Flow times are drawn as S * (1 - Beta(A, 1)): more of them where there is most noise (pi-0, arXiv 2410.24164, and GR00T N1, arXiv 2503.14734).
 S, A = 0.999, 1.5
@@ -81,7 +81,7 @@ class VisionBlock(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.before, self.after = LayerNorm(width), LayerNorm(width)
         self.attention = Attention(width, heads)
         self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
 
@@ -102,7 +102,7 @@ class Vision(nn.Module):
         self.embed = nn.Linear(3 * patch * patch, width)
         self.position = nn.Parameter(torch.randn((size // patch) ** 2, width) * 0.02)
         self.layers = nn.ModuleList(VisionBlock(width, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
+        self.norm = LayerNorm(width)
 
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:
         """See the class."""
@@ -126,8 +126,8 @@ class ActionBlock(nn.Module):
     def __init__(self, width: int, heads: int, context: int | None) -> None:
         super().__init__()
         self.modulation = nn.Linear(width, 2 * width)
-        self.before = nn.LayerNorm(width, elementwise_affine=False)
-        self.after = nn.LayerNorm(width)
+        self.before = LayerNorm(width, elementwise_affine=False)
+        self.after = LayerNorm(width)
         self.attention = Attention(width, heads, context)
         self.feed = SwiGLU(width, 4 * width)
 
@@ -155,7 +155,7 @@ class ActionHead(nn.Module):
             ActionBlock(width, options.action_heads, None if number % 2 else options.language_width)
             for number in range(options.action_layers)
         )
-        self.norm = nn.LayerNorm(width)
+        self.norm = LayerNorm(width)
         self.out = nn.Linear(width, options.action_size)
 
     def forward(
@@ -183,7 +183,7 @@ class VisionLanguageAction(nn.Module):
             options.image_size, options.patch, options.vision_width, options.vision_layers, options.vision_heads
         )
         self.project = nn.Sequential(
-            nn.LayerNorm(options.vision_width), nn.Linear(options.vision_width, width), nn.GELU(), nn.Linear(width, width)
+            LayerNorm(options.vision_width), nn.Linear(options.vision_width, width), nn.GELU(), nn.Linear(width, width)
         )
         self.embedding = nn.Embedding(options.vocab, width)
         nn.init.normal_(self.embedding.weight, std=0.02)

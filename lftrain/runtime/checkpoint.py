@@ -22,7 +22,7 @@ from lftrain.comm.group import Group
 from lftrain.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from lftrain.options import CheckpointOptions
 from lftrain.runtime.state import Tensors, stage, unwrapped
-from lftrain.runtime.storage import MANIFEST, STATE, Manifest, Writer, encode_manifest, read_manifest, verify
+from lftrain.runtime.storage import MANIFEST, STATE, Manifest, Writer, encode_manifest, read_file, read_manifest, verify
 
 # It is meant: rank 0 writes what all hold alike.
 warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
@@ -120,10 +120,7 @@ class Checkpoints:
     def read(self, path: Path) -> tuple[Manifest, dict[str, Any]]:
         """Manifest and plain state of a checkpoint, checked. Raises :class:`DamagedCheckpointError`."""
         manifest = read_manifest(path)
-        try:
-            content = (path / STATE).read_bytes()
-        except OSError as error:
-            raise DamagedCheckpointError(path / STATE, None, f"cannot be read: {error.strerror or error}") from error
+        content = read_file(path / STATE)
         if manifest.files.get(STATE) != (len(content), xxhash.xxh3_64_hexdigest(content)):
             raise DamagedCheckpointError(path / STATE, None, "its bytes do not match their check")
         return manifest, msgspec.json.decode(content)

@@ -104,7 +104,7 @@ class Runtime:
         self.model, self.optimizer, self.loss = model.to(device), optimizer, loss
         self.precision = Precision(options.precision, device)
         if told := self.precision.prepare(model):
-            self.records.event("fp8", told)
+            self.records.event("fp8", told, shared=True)
         self.parallel = Parallel(model, self.group, options.ddp, lambda text: self.records.event("hook", text, shared=True))
         check_parameters(optimizer, self.parallel)
         self.meter = Meter(device)
@@ -159,7 +159,8 @@ class Runtime:
         except Exception as error:
             others = self.group.world > 1 and is_collective_error(error)
             told = pulse.explain(error) if others else error
-            self.records.event("failed", f"{type(told).__name__}: {told}", step=self.step)
+            # In the records alone: who is called with the error shows it.
+            self.records.write("event", self.step, name="failed", message=f"{type(told).__name__}: {told}")
             pulse.stop(f"{type(told).__name__}: {told}")
             if told is error:
                 raise
@@ -357,10 +358,11 @@ class Runtime:
             self.precision.load_state_dict(state["precision"], where)
             self.watch.load_state_dict(state["watch"])
             self.feed.load_state_dict(state["loader"], self.options.checkpoint.allow_batch_change)
-            self.held_out_loss = state.get("held_out")
+            held_out = state.get("held_out")
+            self.held_out_loss = None if held_out is None else float(held_out)
             self.runner.nominal = float(state["nominal"])
             self.parallel.load_hook_state(state.get("hook"), lambda name: read_tensor(path, manifest, HOOK + name))
-            owns, self.step, self._place = state["own"], manifest.step, state["loader"]
+            owns, self.step, self._place = list(state["own"]), manifest.step, state["loader"]
         except StateError as error:
             error.add_note(f"It is that of the checkpoint {path}")
             if "allow_batch_change" in str(error):

@@ -9,6 +9,7 @@ is one line of JSON and one with the XXH3 of the first.
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from lftrain.errors import CheckpointError, DamagedCheckpointError
 MANIFEST, STATE, TENSORS = "manifest.json", "state.json", "rank-0.bin"
 VERSION = 1
 ALIGN = 64
+MOST_STEPS = 1 << 62
 PART = 1 << 24  # bytes read at once
 _DTYPES = {str(kind).removeprefix("torch."): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
 
@@ -222,6 +224,16 @@ def read_tensor(folder: Path, manifest: Manifest, name: str) -> torch.Tensor:
     return (torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)).view(stored.shape)
 
 
+def read_file(path: Path) -> bytes:
+    """A whole file. Raises :class:`DamagedCheckpointError`."""
+    try:
+        if not path.is_file():
+            raise DamagedCheckpointError(path, None, "is not there, or no file")
+        return path.read_bytes()
+    except OSError as error:
+        raise DamagedCheckpointError(path, None, f"cannot be read: {error.strerror or error}") from error
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     """As stored."""
     text = msgspec.json.encode(manifest)
@@ -232,9 +244,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Of a checkpoint. Raises :class:`DamagedCheckpointError`."""
     path = folder / MANIFEST
     try:
-        text, check = path.read_bytes().split(b"\n")[:2]
-    except OSError as error:
-        raise DamagedCheckpointError(path, None, f"cannot be read: {error.strerror or error}") from error
+        text, check = read_file(path).split(b"\n")[:2]
     except ValueError as error:
         raise DamagedCheckpointError(path, None, "not a whole manifest") from error
     if xxhash.xxh3_64_hexdigest(text).encode() != check:
@@ -250,7 +260,19 @@ def read_manifest(folder: Path) -> Manifest:
     names = {place.file for stored in manifest.tensors.values() for place in stored.pieces} | set(manifest.files)
     if odd := next((name for name in names if "/" in name or name.startswith(".")), None):
         raise DamagedCheckpointError(path, None, f"names a file outside of the checkpoint: {odd!r}")
+    if not 0 <= manifest.step < MOST_STEPS:
+        raise DamagedCheckpointError(path, None, f"step {manifest.step}")
+    for name, stored in manifest.tensors.items():
+        if not all(_fits(place, stored, manifest) for place in stored.pieces):
+            raise DamagedCheckpointError(path, None, f"tensor {name!r} cannot be where it is said to be")
     return manifest
+
+
+def _fits(place: Place, stored: Stored, manifest: Manifest) -> bool:
+    """Whether a piece is as large as its numbers, and in its file."""
+    size, _ = manifest.files.get(place.file, (0, ""))
+    whole = min(place.sizes, default=0) >= 0 and math.prod(place.sizes) * dtype_of(stored).itemsize == place.bytes
+    return whole and 0 <= place.byte <= place.byte + place.bytes <= size
 
 
 def verify(folder: Path) -> Manifest:

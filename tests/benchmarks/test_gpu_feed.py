@@ -62,7 +62,7 @@ def test_no_round_is_begun_that_does_not_fit(tmp_path: Path) -> None:
     ("more", "said"),
     [
         (["--only", "copies,nope"], "--only: there is no part 'nope'; there are copies, vit, small, starved"),
-        (["--arms", "kernel,nope"], "--arms: there is no way 'nope'; there are resident, resident uint8, loader,"),
+        (["--arms", "kernel,nope"], "--arms: there is no way 'nope'; there are resident, resident uint8, resident beside decoding, loader,"),
     ],
 )
 def test_unknown_parts_and_ways_are_refused(

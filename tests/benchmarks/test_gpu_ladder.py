@@ -66,13 +66,13 @@ def test_random_parts_lie_in_the_picture_and_differ() -> None:
 
 
 def test_a_rung_changes_one_thing() -> None:
-    order = ["a", "b", "c", "d", "e"]
+    order = ["a", "b", "c", "d", "e", "f"]
     found = rungs(4)
     changed = []
     for one, other in itertools.pairwise(order):
         before, after = found[one], found[other]
         changed.append({name for name in vars(before) if getattr(before, name) != getattr(after, name)} - {"workers"})
-    assert changed == [{"loader"}, {"fused"}, {"compiled"}, {"graph"}]
+    assert changed == [{"loader"}, {"fused"}, {"compiled"}, {"graph"}, {"frozen"}]
 
 
 def test_waiting_is_the_share_of_data_and_copies() -> None:
@@ -120,7 +120,12 @@ def test_all_parts_run_and_are_recorded(tmp_path: Path) -> None:
     assert all(len(one["rounds_ms"]) == 2 and one["loss"] > 0 for one in ladder.values())
     assert any("there is no GPU" in line for line in ladder["e"]["events"])
     assert ladder["d"]["compile"]["compilations"] >= 4
+    assert any("19 of 19 frozen linear layers" in line for line in ladder["f"]["events"])
+    assert ladder["f"]["compile"]["fallbacks"] == 0
     assert set(found["checkpointing-4"]["curve"]) == {"none", "all", "budget 75%", "budget 50%", "budget 25%"}
     assert set(found["torch-budget-4"]["curve"]) == {"100%", "50%"}
     assert len(found["costs-4"]["settings"]) == 6 and len(found["deterministic-4"]["settings"]) == 2
-    assert 0 <= found["quality"]["worse_p"] <= 1 and len(found["quality"]["pairs"]) == 3
+    # Numbers of fp8 are others.
+    assert all(pair["plain"]["held_out"] != pair["stack"]["held_out"] for pair in found["quality-fp8"]["pairs"])
+    for part in ("quality", "quality-fp8"):
+        assert 0 <= found[part]["worse_p"] <= 1 and len(found[part]["pairs"]) == 3

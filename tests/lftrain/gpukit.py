@@ -110,10 +110,10 @@ def alike(one: Runtime, other: Runtime, most: float = 0.2) -> bool:
     torch.manual_seed(0)
     first, _ = make(ModelOptions(kind="vla", options=msgspec.to_builtins(one.model.options)))
     difference, change = 0.0, 0.0
-    for a, b, start in zip(one.model.parameters(), other.model.parameters(), first.parameters(), strict=True):
-        if a.requires_grad:
-            difference += float((a - b).square().sum())
-            change += float((a - start.cuda()).square().sum())
+    trained = ([each for each in model.parameters() if each.requires_grad] for model in (one.model, other.model, first))
+    for a, b, start in zip(*trained, strict=True):
+        difference += float((a - b).square().sum())
+        change += float((a - start.cuda()).square().sum())
     assert difference < most**2 * change, (difference, change)
     return True
 

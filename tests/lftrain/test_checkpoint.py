@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import trainkit
+import xxhash
 from killkit import in_child
 from mounts import in_private_namespace, tmpfs
 
@@ -22,7 +23,7 @@ from lfdata.format.durable import Files
 from lftrain import CheckpointOptions, PrecisionOptions, Runtime
 from lftrain.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from lftrain.runtime.checkpoint import LATEST
-from lftrain.runtime.storage import verify
+from lftrain.runtime.storage import MANIFEST, STATE, verify
 
 STEPS = 4
 
@@ -152,6 +153,58 @@ def test_a_damaged_tensor_is_named(points: Path, tmp_path: Path) -> None:
     flip(folder / place.file, place.byte + 5)
     with pytest.raises(CheckpointError, match=r"rank-0.bin.*'model.3.weight' is damaged.*another run.folder"):
         run(points, tmp_path)
+
+
+def forged(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], Any]) -> None:
+    """Another state and manifest, with checks that match."""
+    state = json.loads((path / STATE).read_bytes())
+    manifest = json.loads((path / MANIFEST).read_bytes().split(b"\n")[0])
+    change(state, manifest)
+    content = json.dumps(state).encode()
+    (path / STATE).write_bytes(content)
+    manifest["files"][STATE] = [len(content), xxhash.xxh3_64_hexdigest(content)]
+    text = json.dumps(manifest).encode()
+    (path / MANIFEST).write_bytes(text + b"\n" + xxhash.xxh3_64_hexdigest(text).encode() + b"\n")
+
+
+def first(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Of the tensors."""
+    return next(iter(manifest["tensors"].values()))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state, _: state.update(own=None),
+        lambda state, _: state.update(watch=[1]),
+        lambda state, _: state.update(nominal="x"),
+        lambda state, _: state.update(held_out=[1]),
+        lambda _, manifest: manifest.update(step=-5),
+        lambda _, manifest: manifest.update(step=10**18 * 9),
+        lambda _, manifest: first(manifest).update(dtype="int8"),
+        lambda _, manifest: first(manifest)["pieces"][0].update(bytes=10**15),
+        lambda _, manifest: first(manifest)["pieces"][0].update(byte=10**15),
+        lambda _, manifest: first(manifest)["pieces"][0].update(sizes=[-4, -16]),
+        lambda _, manifest: first(manifest)["pieces"][0].update(file="../x"),
+    ],
+)
+def test_a_state_that_makes_no_sense_is_damage_whatever_its_checks_say(
+    points: Path, tmp_path: Path, whole: bytes, change: Callable[[dict[str, Any], dict[str, Any]], Any]
+) -> None:
+    run(points, tmp_path, STEPS - 1)
+    forged(tmp_path / "checkpoints" / f"step-{STEPS - 1:08d}", change)
+    runtime = run(points, tmp_path)
+    assert trainkit.bits(runtime.model) == whole
+    assert f"damaged-step-{STEPS - 1:08d}" in names(tmp_path)
+
+
+@pytest.mark.parametrize("name", [STATE, MANIFEST])
+def test_what_is_no_file_is_not_read(points: Path, tmp_path: Path, name: str) -> None:
+    run(points, tmp_path, STEPS - 1)
+    path = tmp_path / "checkpoints" / f"step-{STEPS - 1:08d}" / name
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert run(points, tmp_path).step == STEPS
 
 
 def test_resume_as_told(points: Path, tmp_path: Path) -> None:

@@ -108,6 +108,26 @@ def test_tensorboard_has_the_scalars_of_logged_steps(points: Path, tmp_path: Pat
     assert all(name in written for name in (b"step/loss", b"step/ms/forward", b"step/samples_per_s"))
 
 
+@pytest.mark.parametrize("limit", [64, 4096])
+def test_a_full_disk_ends_tensorboard_and_trace_and_not_the_run(
+    points: Path, tmp_path: Path, limit: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("tensorboardX")
+    metrics = MetricsOptions(every=1, tensorboard=True, live="off", trace_first=2, trace_steps=2)
+    runtime = trainkit.make_runtime(points, trainkit.options(tmp_path, 300, metrics=metrics))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    runtime.advance(1)  # with room for slots of the loader
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        runtime.advance(299)
+        runtime.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert runtime.step == 300
+    told = " ".join(one.message for one in caplog.records)
+    assert "TensorBoard's file cannot be written" in told and "trace" in told
+
+
 def test_the_line_in_the_terminal() -> None:
     stream = io.StringIO()
     live = Live("on", 100, stream)

@@ -11,7 +11,8 @@ from torch import nn
 from lftrain.errors import ConfigError
 from lftrain.models import make
 from lftrain.models.layers import Experts, RMSNorm
-from lftrain.options import ModelOptions
+from lftrain.options import ModelOptions, PrecisionOptions
+from lftrain.runtime.precision import Precision
 
 
 def vla(**options: Any) -> tuple[Any, Any]:
@@ -79,6 +80,22 @@ def test_frozen_parts_have_no_gradients_and_the_rest_has() -> None:
     frozen = [name for name, one in model.named_parameters() if not one.requires_grad]
     assert all(name.startswith(("vision", "project", "embedding", "language", "norm")) for name in frozen) and frozen
     assert all(one.grad is not None for one in model.parameters() if one.requires_grad)
+
+
+@pytest.mark.parametrize("mode", ["bf16", "fp16"])
+@pytest.mark.parametrize("freeze", [["vision"], ["language"]])
+def test_what_is_frozen_in_the_compute_type_takes_what_is_not(freeze: list[str], mode: Any) -> None:
+    model, loss = vla(freeze=freeze)
+    exact, _ = loss(model, scene())
+    precision = Precision(PrecisionOptions(mode=mode), torch.device("cpu"))
+    precision.prepare(model)
+    torch.manual_seed(0)
+    vla()
+    with precision.autocast():
+        mean, _ = loss(model, scene())
+    mean.backward()
+    assert all(one.grad is not None for one in model.parameters() if one.requires_grad)
+    assert mean.item() == pytest.approx(exact.item(), rel=0.02)
 
 
 def test_acting_gives_actions_of_the_data() -> None:

@@ -95,6 +95,7 @@ def main(path: Path) -> None:
     chosen = trainkit.options(Path(told["folder"]), told["steps"], **parts)
     make = trainkit.make_ragged_model if told.get("ragged") else trainkit.make_model
     model = Mixed() if told.get("experts") else make(dropout=told.get("dropout", 0.25))
+    model = trainkit.make_frozen_model() if told.get("frozen") else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     accumulate = told.get("accumulate", 1)
     loader = trainkit.make_loader(Path(told["data"]), accumulate=accumulate, **told.get("loader", {}))

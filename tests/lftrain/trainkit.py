@@ -55,6 +55,12 @@ def loss(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Ten
     return (model(batch["x"]).squeeze(1) - batch["y"]).square().mean(), len(batch["y"])
 
 
+def make_frozen_model(seed: int = 0) -> nn.Module:
+    """Four numbers to one, through a layer that is not trained."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 32), nn.Linear(32, 32).requires_grad_(False), nn.Tanh(), nn.Linear(32, 1))
+
+
 def make_ragged_model(seed: int = 0, dropout: float = 0.25) -> nn.Module:
     """One number to one, for rows of any length."""
     torch.manual_seed(seed)
@@ -100,7 +106,8 @@ def make_runtime(
 
 def bits(model: nn.Module) -> bytes:
     """All parameters, to the bit."""
-    return b"".join(value.detach().cpu().numpy().tobytes() for value in model.state_dict().values())
+    flat = [value.detach().cpu().flatten().view(torch.uint8) for value in model.state_dict().values()]
+    return b"".join(value.numpy().tobytes() for value in flat)
 
 
 class Batches:
