@@ -117,7 +117,7 @@ class DeviceLoader:
         # Whoever changes what is ahead.
         self._alone: AbstractContextManager[object] = nullcontext()
         if self._background is not None:
-            self._alone = self._background.lock
+            self._alone = self._background
             # Also before the interpreter ends.
             weakref.finalize(self, self._background.close)
         self._under_way: Ahead | None = None
@@ -210,7 +210,11 @@ class DeviceLoader:
         ahead.go_on(self._ahead)
         if ahead.exhausted:
             if self._after is None:
-                self._after = self._next_epoch(transfer)
+                try:
+                    self._after = self._next_epoch(transfer)
+                except Exception:
+                    # Whoever begins that epoch is told.
+                    return
             self._after.go_on(self._ahead - ahead.batches)
 
     def _iterate(self, ahead: Ahead, transfer: Transfer) -> Generator[Batch]:
