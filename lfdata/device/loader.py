@@ -287,7 +287,11 @@ class DeviceLoader:
                 if not self._turn.take(CLOSE_SECONDS):
                     self._turn.begin()
             try:
-                self._close()
+                if self._turn.at_the_end(self._close):
+                    # A handler of signals, while a batch is taken: what is under way ends soon, and then closes.
+                    self.loader.close()
+                else:
+                    self._close()
             finally:
                 self._turn.over()
 

@@ -199,6 +199,37 @@ def test_a_thread_that_waits_for_who_closes_ends(pictures: Path, late: Make) -> 
     assert not threads()
 
 
+@pytest.mark.parametrize("engine", ["inline", "thread"])
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("at", ["copy", "memory", "record"])
+def test_closed_by_a_handler_while_a_batch_is_taken(pictures: Path, late: Make, engine: str, background: bool, at: str) -> None:
+    """The batch that was being taken is the last one, and counts."""
+    backend = late()
+    inner = Loader(pictures, 4, FIELDS, seed=3, engine=engine, threads=1)
+    loader = DeviceLoader(inner, background=background, ahead=0, _backend=backend)
+    plain = batchkit.digests(Loader(pictures, 4, FIELDS, seed=3))
+    backend_does, left = getattr(backend, at), 0 if at == "memory" else 2
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal left
+        if threading.current_thread() is threading.main_thread():
+            left -= 1
+            if left == -1:
+                loader.close()
+        return backend_does(*arguments)
+
+    setattr(backend, at, interrupted)
+    found = [taken(batch, backend) for batch in loader]
+    assert left < 0 and not threads() and not backend.registered
+    assert found == plain[: len(found)] and len(found) == (0 if at == "memory" else 3)
+    state = loader.state_dict()
+    assert state["samples"] == 4 * len(found) and loader.stats()["slots"] == 0
+    # It goes on from there.
+    loader.load_state_dict(state)
+    assert [taken(batch, backend) for batch in loader] == plain[len(found) :]
+    loader.close()
+
+
 def test_a_thread_that_is_late_to_end_does_not_go_on_beside_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lfdata.device.background, "CLOSE_SECONDS", 0.01)
     owner = Owner()
