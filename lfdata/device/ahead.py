@@ -98,6 +98,9 @@ class Ahead:
         except Exception as error:
             self._failed(error)
             return
+        if self._over:
+            # Left meanwhile: the collector of this thread may end the consumer's iteration.
+            return
         if batch is None:
             self._over = self.exhausted = True
         else:

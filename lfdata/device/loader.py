@@ -16,7 +16,7 @@ from lfdata.device.decoding import decoding_of
 from lfdata.device.forecast import Sizes, on_device, on_host
 from lfdata.device.images import Op
 from lfdata.device.ring import Ring
-from lfdata.device.transfer import ABOUT_ROWS, Batch, Transfer
+from lfdata.device.transfer import Batch, Transfer, about_rows
 from lfdata.errors import OptionError
 from lfdata.loader.forecast import Forecast
 from lfdata.loader.loader import Loader
@@ -117,7 +117,7 @@ class DeviceLoader:
         # Whoever changes what is ahead.
         self._alone: AbstractContextManager[object] = nullcontext()
         if self._background is not None:
-            self._alone = self._background.lock
+            self._alone = self._background
             # Also before the interpreter ends.
             weakref.finalize(self, self._background.close)
         self._under_way: Ahead | None = None
@@ -210,7 +210,11 @@ class DeviceLoader:
         ahead.go_on(self._ahead)
         if ahead.exhausted:
             if self._after is None:
-                self._after = self._next_epoch(transfer)
+                try:
+                    self._after = self._next_epoch(transfer)
+                except Exception:
+                    # Whoever begins that epoch is told.
+                    return
             self._after.go_on(self._ahead - ahead.batches)
 
     def _iterate(self, ahead: Ahead, transfer: Transfer) -> Generator[Batch]:
@@ -241,7 +245,7 @@ class DeviceLoader:
             for batch in batches:
                 if self._decoding is not None:
                     batch = self._decoding.on_host(batch)
-                self.rows = {name: batch[name] for name in ABOUT_ROWS if name in batch}
+                self.rows = about_rows(batch)
                 yield self._operated(batch) if self._ops else batch
         finally:
             batches.close()
@@ -283,7 +287,11 @@ class DeviceLoader:
                 if not self._turn.take(CLOSE_SECONDS):
                     self._turn.begin()
             try:
-                self._close()
+                if self._turn.at_the_end(self._close):
+                    # A handler of signals, while a batch is taken: what is under way ends soon, and then closes.
+                    self.loader.close()
+                else:
+                    self._close()
             finally:
                 self._turn.over()
 

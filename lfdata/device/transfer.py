@@ -18,11 +18,16 @@ from lfdata.device.register import Registered
 from lfdata.device.ring import Place, Ring
 from lfdata.loader.taker import Spot, Taker
 
-# What a batch says of its rows stays on the host too.
-ABOUT_ROWS = ("__index__", "__index__" + OFFSETS, "__source__", "__mask__", "__part__")
+# What a batch says of its rows stays on the host too, and where rows begin.
+_ABOUT_ROWS = ("__index__", "__source__", "__mask__", "__part__")
 Batch = dict[str, torch.Tensor]
 # Kinds of batches that are remembered. Bytes of the largest element of a tensor.
 PLANS, LARGEST = 8, 16
+
+
+def about_rows(batch: Batch) -> Batch:
+    """What a batch says of its rows."""
+    return {name: value for name, value in batch.items() if name in _ABOUT_ROWS or name.endswith(OFFSETS)}
 
 
 class Part(NamedTuple):
@@ -155,7 +160,7 @@ class Transfer:
         self._held.append((found.done, sources, slot))
         self.batches += 1
         self.bytes += sum(value.nbytes for value in sources.values())
-        found.rows = {name: batch[name].clone() for name in ABOUT_ROWS if name in batch}
+        found.rows = {name: value.clone() for name, value in about_rows(batch).items()}
         return found
 
     def _operation(self, copied: Copied, parts: Sequence[Part]) -> Callable[[], None]:

@@ -161,8 +161,9 @@ class Budget:
         found = self._kept.get(number)
         if found is None:
             found = self._look(number)
-            while len(self._kept) >= _KEPT:
-                del self._kept[next(iter(self._kept))]
+            # Another thread may be at it too (DeviceLoader(background=True)).
+            for old in list(self._kept)[: 1 - _KEPT]:
+                self._kept.pop(old, None)
             self._kept[number] = found
         return found
 

@@ -243,8 +243,10 @@ class Loader(Iteration):
         """Rows delivered to this rank, bad samples met, batches that were copied since the consumer kept others, bytes of the slots and
         whether their pages may be huge, the last events (:class:`lfdata.loader.jobs.Event`); and of the engine since it started
         (docs/scheduler.md): time by stage, waits of the consumer, slots that were ready when it asked, occupancy of the lanes, page faults."""
-        slots = self._pipelines[0].slots if self._pipelines else None
-        engine = self._pipelines[0].statistics if self._pipelines else Statistics(1)
+        # Another thread may be ending it.
+        pipeline = next(iter(self._pipelines), None)
+        slots = pipeline.slots if pipeline else None
+        engine = pipeline.statistics if pipeline else Statistics(1)
         return {
             "rows": self._rows,
             "bad": self._bad,
@@ -252,11 +254,11 @@ class Loader(Iteration):
             "slots": slots.count if slots else 0,
             "slot_bytes": slots.size if slots else 0,
             "pages": "huge" if slots and slots.huge else "normal",
-            "steps_a_slot": self._pipelines[0].steps if self._pipelines else self._producer.steps,
+            "steps_a_slot": pipeline.steps if pipeline else self._producer.steps,
             "events": list(self._events),
             "width": int(slots.width[0]) if slots else 0,
             **engine.report(),
-            "feedback": self._pipelines[0].feedback.report() if self._pipelines and self._pipelines[0].feedback else None,
+            "feedback": pipeline.feedback.report() if pipeline and pipeline.feedback else None,
         }
 
     def forecast(self, batches: int = 128) -> Forecast:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,8 @@ class Turn:
     def __init__(self, what: str = "Loader") -> None:
         self._what, self._why = what, ""
         self._lock = threading.RLock()
+        # How often whose turn it is has come again, and what is to be done before it ends.
+        self._depth, self._later = 0, list[Callable[[], None]]()
         # Threads that are closing whatever it is: who comes meanwhile learns of it once they are done.
         self._closing = 0
         # Who ended the iterations under way last.
@@ -32,11 +34,25 @@ class Turn:
 
     def take(self, seconds: float = 0.0) -> bool:
         """Whether it became this thread's turn within some seconds; :meth:`over` ends it."""
-        return self._lock.acquire(timeout=seconds)
+        if not self._lock.acquire(timeout=seconds):
+            return False
+        self._depth += 1
+        return True
 
     def over(self) -> None:
-        """Somebody else's turn."""
-        self._lock.release()
+        """Somebody else's turn, unless it had come again."""
+        try:
+            while self._depth == 1 and self._later:
+                self._later.pop()()
+        finally:
+            self._depth -= 1
+            self._lock.release()
+
+    def at_the_end(self, what: Callable[[], None]) -> bool:
+        """Have something done when this thread's turn ends, if it had come again: a handler of signals has interrupted it, say."""
+        if self._depth > 1:
+            self._later[:] = [what]
+        return self._depth > 1
 
     def begin(self) -> None:
         """It becomes this thread's turn. Raises :class:`LfdataError`: it is another's, who does not close."""

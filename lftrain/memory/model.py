@@ -17,6 +17,8 @@ Shape = Mapping[str, float]
 
 # Errors that the band is taken from: those of so many micro-batches back.
 WINDOW = 64
+# Of sums of floats that are alike.
+ROUNDING = 1e-9
 
 
 class Prediction(NamedTuple):
@@ -102,26 +104,36 @@ class ActivationModel:
         row = self._row(shape)
         if not self.ready:
             return None
-        expected = float(self._fit() @ row)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            beyond = np.nanmax(np.where(row > 0, row / self._largest, 0.0))
-        if not math.isfinite(beyond):
-            # A feature that was never seen.
-            return Prediction(expected, math.inf)
-        return Prediction(expected, expected * max(self._low, default=0.0) * max(1.0, float(beyond)))
+        expected, band = self._predict(row[None])
+        return Prediction(float(expected[0]), float(band[0]))
 
     def admits(self, shape: Shape, budget: float) -> bool:
         """Whether such a micro-batch stays within ``budget`` bytes, band included. Before enough was seen every one is admitted: there is
         nothing to go by, and nothing would be learnt. So is one with a feature that was never seen."""
-        found = self.predict(shape)
-        return found is None or not math.isfinite(found.band) or found.most <= budget
+        return bool(self._admits(self._row(shape)[None], budget)[0])
 
-    def split(self, shape: Shape, budget: float, most: int) -> int:
-        """Equal parts, as few as fit into ``budget`` bytes each; ``most`` if no number up to that does. Features fall with the rows."""
-        for parts in range(1, most):
-            if self.admits({name: shape[name] / parts for name in self.features}, budget):
-                return parts
-        return max(1, most)
+    def admits_each(self, shapes: Mapping[str, NDArray[np.floating]], budget: float) -> NDArray[np.bool_]:
+        """The same of many: of each feature an array (n,). Raises :class:`ConfigError`: a feature is not there."""
+        try:
+            columns = [np.asarray(shapes[name], np.float64) for name in self.features]
+        except KeyError as error:
+            raise self._lacks(shapes, error) from error
+        return self._admits(np.stack([*columns, np.ones_like(columns[0])], 1), budget)
+
+    def _admits(self, rows: NDArray[np.float64], budget: float) -> NDArray[np.bool_]:
+        if not self.ready:
+            return np.ones(len(rows), bool)
+        expected, band = self._predict(rows)
+        return ~np.isfinite(band) | (expected + band <= budget * (1 + ROUNDING))
+
+    def _predict(self, rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Bytes and bands of shapes (n, features and the constant)."""
+        expected = rows @ self._fit()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            beyond = np.nanmax(np.where(rows > 0, rows / self._largest, 0.0), 1)
+            band = expected * max(self._low, default=0.0) * np.maximum(1.0, beyond)
+        # Beyond all is a feature that was never seen.
+        return expected, np.where(np.isfinite(beyond), band, math.inf)
 
     def report(self) -> dict[str, float]:
         """Mean relative errors of the last predictions, made before each micro-batch was seen: the model's, and those of "max so far"."""
@@ -135,10 +147,13 @@ class ActivationModel:
         try:
             row = np.array([*(float(shape[name]) for name in self.features), 1.0])
         except KeyError as error:
-            raise ConfigError(f"the shape {dict(shape)} lacks the feature {error.args[0]!r} of the activation model") from error
+            raise self._lacks(shape, error) from error
         if not (np.isfinite(row).all() and (row >= 0).all()):
             raise ConfigError(f"features of a shape are numbers from 0 on: {dict(shape)}")
         return row
+
+    def _lacks(self, shape: Mapping[str, object], error: KeyError) -> ConfigError:
+        return ConfigError(f"the shape {dict(shape)} lacks the feature {error.args[0]!r} of the activation model")
 
     def _fit(self) -> NDArray[np.float64]:
         if self._coefficients is None:

@@ -13,8 +13,8 @@ from lfdata.errors import OptionError
 from lftrain.errors import ConfigError
 
 Batch = dict[str, torch.Tensor]
-# Which samples a batch holds, as lfdata.Loader says.
-_SAMPLES = ("__index__", "__index__.offsets", "__source__")
+# Which samples a batch holds, as lfdata.Loader says; and where their values begin.
+_SAMPLES, _OFFSETS = ("__index__", "__source__"), ".offsets"
 # And which part of a batch it is, row by row: the number of the part, and parts there are.
 _PART = "__part__"
 
@@ -171,4 +171,4 @@ def _samples(batch: Batch) -> Batch:
     """What is asked of a batch after it was copied."""
     if "__index__" not in batch:
         return batch
-    return {name: batch[name].clone() for name in _SAMPLES if name in batch}
+    return {name: value.clone() for name, value in batch.items() if name in _SAMPLES or name.endswith(_OFFSETS)}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -17,8 +19,10 @@ import pytest
 import torch
 from latedevice import LateBackend
 
+import lfdata.device.background
 import lfdata.transforms as T
 from lfdata import DeviceLoader, Loader
+from lfdata.device.background import Background
 from lfdata.errors import OptionError, SampleError
 
 FIELDS: dict[str, Any] = {"image": [T.RandomResizedCrop(64)], "label": None}
@@ -162,6 +166,143 @@ def test_closed_and_begun_anew(pictures: Path, late: Make) -> None:
         assert sum(1 for _ in loader) == len(loader)
         loader.close()
         assert not threads()
+
+
+class Owner:
+    """Something whose work takes as long as it is told to."""
+
+    def __init__(self) -> None:
+        self.background = Background(self.work)
+        self.begun, self.let_go, self.done = threading.Event(), threading.Event(), 0
+
+    def work(self) -> None:
+        self.begun.set()
+        assert self.let_go.wait(60)
+        self.done += 1
+
+
+def test_a_thread_that_waits_for_who_closes_ends(pictures: Path, late: Make) -> None:
+    """A handler of signals may come while a batch is awaited."""
+    loader = made(pictures, late())
+    batches = iter(loader)
+    next(batches)
+    assert loader._background is not None
+    with loader._background:
+        loader._background.came_by()
+        # Until it is time for it, and for it to come as far as the lock.
+        time.sleep(0.3)
+        (thread,) = threads()
+        loader.close()
+        assert not thread.is_alive(), "closing waited in vain"
+    assert sum(1 for _ in loader) == len(loader)
+    loader.close()
+    assert not threads()
+
+
+@pytest.mark.parametrize("engine", ["inline", "thread"])
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("at", ["copy", "memory", "record"])
+def test_closed_by_a_handler_while_a_batch_is_taken(pictures: Path, late: Make, engine: str, background: bool, at: str) -> None:
+    """The batch that was being taken is the last one, and counts."""
+    backend = late()
+    inner = Loader(pictures, 4, FIELDS, seed=3, engine=engine, threads=1)
+    loader = DeviceLoader(inner, background=background, ahead=0, _backend=backend)
+    plain = batchkit.digests(Loader(pictures, 4, FIELDS, seed=3))
+    backend_does, left = getattr(backend, at), 0 if at == "memory" else 2
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal left
+        if threading.current_thread() is threading.main_thread():
+            left -= 1
+            if left == -1:
+                loader.close()
+        return backend_does(*arguments)
+
+    setattr(backend, at, interrupted)
+    found = [taken(batch, backend) for batch in loader]
+    assert left < 0 and not threads() and not backend.registered
+    assert found == plain[: len(found)] and len(found) == (0 if at == "memory" else 3)
+    state = loader.state_dict()
+    assert state["samples"] == 4 * len(found) and loader.stats()["slots"] == 0
+    # It goes on from there.
+    loader.load_state_dict(state)
+    assert [taken(batch, backend) for batch in loader] == plain[len(found) :]
+    loader.close()
+
+
+def test_a_thread_that_is_late_to_end_does_not_go_on_beside_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lfdata.device.background, "CLOSE_SECONDS", 0.01)
+    owner = Owner()
+    owner.background.came_by()
+    assert owner.begun.wait(20)
+    (first,) = threads()
+    owner.background.close()
+    assert first.is_alive()
+    owner.background.came_by()
+    assert len(threads()) == 2
+    owner.let_go.set()
+    first.join(20)
+    assert not first.is_alive() and len(threads()) == 1
+    owner.background.came_by()
+    assert until(lambda: owner.done > 1), "the next one does not work"
+    owner.background.close()
+    assert until(lambda: not threads())
+
+
+def test_without_a_thread_batches_are_taken_where_they_are_asked_for(
+    pictures: Path, late: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = late()
+    start = threading.Thread.start
+
+    def refused(self: threading.Thread) -> None:
+        if self.name == "lfdata-device":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    loader = made(pictures, backend, ahead=2)
+    assert [taken(batch, backend) for batch in loader] == batchkit.digests(Loader(pictures, 4, FIELDS, seed=3))
+    loader.close()
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "no thread for batches ahead, which are taken where they are asked for: can't start new thread"
+    ]
+
+
+def test_a_thread_that_died_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(Owner):
+        def work(self) -> None:
+            self.done += 1
+            if self.done == 1:
+                raise MemoryError
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    owner = Failing()
+    owner.background.came_by()
+    assert until(lambda: owner.done == 1) and until(lambda: not threads())
+    owner.background.came_by()
+    assert until(lambda: owner.done > 1)
+    owner.background.close()
+    assert not threads()
+
+
+def test_a_forked_child_waits_for_no_thread() -> None:
+    owner = Owner()
+    owner.background.came_by()
+    assert owner.begun.wait(20)
+    # The thread has the lock.
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        with owner.background:
+            owner.background.close()
+        os._exit(7)
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    finally:
+        owner.let_go.set()
+        owner.background.close()
+    assert until(lambda: not threads()) and owner.done == 1
 
 
 PROGRAM = """

@@ -23,9 +23,10 @@ from lfdata import Loader
 from lfdata.format.meta import FieldMeta
 from lftrain import ActivationOptions, GraphOptions, Runtime
 from lftrain.errors import ConfigError
-from lftrain.memory.admission import MOST_PARTS, Admission, cut, rows_of, shape_of
+from lftrain.memory.admission import MOST_PARTS, Admission, cut, on_host, rows_of, shape_of
 from lftrain.memory.measure import kept
 from lftrain.memory.model import ActivationModel, MaxSoFar, nnls
+from lftrain.memory.parts import fewest
 from lftrain.runtime import feed
 
 CPU = torch.device("cpu")
@@ -88,13 +89,18 @@ def test_the_band_holds_what_the_fit_missed_and_grows_beyond_what_was_seen() -> 
     assert report["error"] < 0.2 < report["error_max_so_far"] and report["seen"] == 100
 
 
-def test_parts_are_as_few_as_fit() -> None:
-    model = ActivationModel(["rows", "squares"])
-    for rows, tokens in itertools.product((1, 2, 4, 8), (10, 30, 100)):
-        model.observe({"rows": rows, "squares": rows * tokens**2}, 500 + 100 * rows + 4.0 * rows * tokens**2)
-    shape = {"rows": 8, "squares": 8 * 100**2}
-    assert model.split(shape, 400_000, 8) == 1 and model.split(shape, 170_000, 8) == 2
-    assert model.split(shape, 50_000, 8) == 7 and model.split(shape, 10, 8) == 8 and model.split(shape, 10, 1) == 1
+def test_many_shapes_are_admitted_as_each_of_them() -> None:
+    rng, model = np.random.default_rng(0), ActivationModel(["rows", "squares", "never"])
+    shapes = {"rows": rng.integers(1, 30, 50) * 1.0, "squares": rng.integers(0, 900, 50) * 1.0, "never": np.zeros(50)}
+    assert model.admits_each(shapes, 1.0).all()
+    for rows, squares in itertools.product((1, 2, 4, 8), (10, 300, 500)):
+        model.observe({"rows": rows, "squares": squares, "never": 0}, 500 + 100 * rows + 4.0 * squares * rng.uniform(0.9, 1.1))
+    shapes["never"][7] = 1.0
+    each = [{name: float(values[place]) for name, values in shapes.items()} for place in range(50)]
+    assert model.admits_each(shapes, 2500).tolist() == [model.admits(shape, 2500) for shape in each]
+    assert 0 < model.admits_each(shapes, 2500).sum() < 50 and model.admits_each(shapes, 1.0).nonzero()[0].tolist() == [7]
+    with pytest.raises(ConfigError, match="lacks the feature 'never'"):
+        model.admits_each({"rows": shapes["rows"], "squares": shapes["squares"]}, 1.0)
 
 
 def test_shapes_that_make_no_sense() -> None:
@@ -189,7 +195,7 @@ def test_packed_rows_of_several_sources_are_cut_with_their_samples(tmp_path: Pat
     assert parts[1]["__index__.offsets"].tolist() == (batch["__index__.offsets"][1:5] - batch["__index__.offsets"][1]).tolist()
     assert {*batch} == {*parts[0]}
     # What is left of a batch once it is on a device is cut alike.
-    known = {name: batch[name] for name in feed._SAMPLES}
+    known = feed._samples(batch)
     assert rows_of(known) == 6 and torch.equal(cut(known, 1, 4)["__source__"], parts[1]["__source__"])
 
 
@@ -210,7 +216,7 @@ def test_a_step_is_cut_once_it_is_known_to_be_too_large(tmp_path: Path) -> None:
     assert [sum(one) for one in found] == sizes
     assert admission.model is not None and admission.report()["split"] >= 1
     # Five features and a constant: eight are needed.
-    assert [len(one) for one in found[:8]] == [1] * 8 and found[8] == [32, 32]
+    assert [len(one) for one in found[:8]] == [1] * 8 and len(found[8]) == 2
     largest = admission.model.predict(shape_of(batch_of([1] * 64)))
     assert largest is not None and largest.bytes > 3_000
     again, _ = admission.admit([batch_of([1] * 64)], [batch_of([1] * 64)])
@@ -228,6 +234,128 @@ def test_a_step_is_cut_once_it_is_known_to_be_too_large(tmp_path: Path) -> None:
     packed = {"__index__": torch.arange(100)}
     _, known = admission.admit([batch_of([1] * 64)], [packed])
     assert known[0] is packed and all(one == {} for one in known[1:])
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=9), st.integers(1, 60), st.sampled_from(["sum", "square", "mean"]))
+def test_no_fewer_parts_fit(sizes: list[int], budget: int, kind: str) -> None:
+    """Against all ways to cut. Also where a part may take less with one more row (a square over the rows)."""
+
+    def bytes_of(part: list[int]) -> float:
+        return {"sum": sum(part), "square": sum(one * one for one in part) / 9, "mean": sum(part) ** 2 / len(part) / 9}[kind]
+
+    def reach(first: int) -> np.ndarray:
+        return np.array([bytes_of(sizes[first:stop]) <= budget for stop in range(first + 1, len(sizes) + 1)])
+
+    rows = len(sizes)
+    ways = []
+    for count in range(rows):
+        for inner in itertools.combinations(range(1, rows), count):
+            bounds = [0, *inner, rows]
+            if all(bytes_of(sizes[first:stop]) <= budget for first, stop in itertools.pairwise(bounds)):
+                ways.append(count + 1)
+    found = fewest(rows, reach, rows)
+    assert found is not None
+    bounds, alone = found
+    assert bounds[0] == 0 and bounds[-1] == rows and bounds == sorted(set(bounds))
+    for first, stop in itertools.pairwise(bounds):
+        assert bytes_of(sizes[first:stop]) <= budget or (stop == first + 1 and first in alone)
+    if ways:
+        assert not alone and len(bounds) - 1 == min(ways)
+        assert fewest(rows, reach, min(ways)) == found and (min(ways) == 1 or fewest(rows, reach, min(ways) - 1) is None)
+    if kind != "mean":
+        # Where parts never take less with one more row, those alone are all that are too large.
+        assert alone == [row for row in range(rows) if bytes_of(sizes[row : row + 1]) > budget]
+
+
+def _learnt(network: torch.nn.Module, told: list[str], weight: float = 8.0) -> Admission:
+    """Bytes that are ``weight`` an element of "ids", and 100 a row."""
+    admission, rng = Admission(1e12, network, CPU, told.append), np.random.default_rng(0)
+    for _ in range(40):
+        batch = batch_of(rng.integers(1, 300, int(rng.integers(2, 9))).tolist())
+        shape = admission._shape(batch)
+        if admission.model is None:
+            admission.model = ActivationModel(tuple(shape))
+        admission.model.observe(shape, 100.0 * len(batch["y"]) + weight * len(batch["ids"]))
+    return admission
+
+
+class Declared(torch.nn.Linear):
+    """Says itself what counts."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+
+    def activation_features(self, batch: dict[str, torch.Tensor]) -> dict[str, float]:
+        return {"rows": len(batch["y"]), "tokens": len(batch["ids"])}
+
+
+@pytest.mark.parametrize("declared", [False, True])
+@pytest.mark.parametrize(
+    ("lengths", "parts"),
+    [
+        ([500] * 8, [[500] * 4, [500] * 4]),
+        # By number of rows, one half would have nearly all.
+        ([1900, 1900, 10, 10, 10, 10], [[1900], [1900, 10, 10, 10, 10]]),
+        ([10, 10, 10, 1900, 1900], [[10, 10, 10, 1900], [1900]]),
+        ([900, 1000, 50, 2, 2, 2, 1990, 9], [[900, 1000, 50, 2, 2, 2], [1990, 9]]),
+        ([10] * 6, [[10] * 6]),
+    ],
+)
+def test_parts_are_cut_where_their_rows_fit(declared: bool, lengths: list[int], parts: list[list[int]]) -> None:
+    told: list[str] = []
+    admission = _learnt(Declared() if declared else trainkit.make_model(), told)
+    assert admission.model is not None
+    # What 2,000 elements in four rows take.
+    admission.budget = 100.0 * 4 + 8 * 2000 + 700
+    batch = batch_of(lengths)
+    got, host = admission.admit([batch], [batch])
+    assert [one["ids.offsets"].diff().tolist() for one in got] == parts and not told
+    assert torch.equal(torch.cat([one["ids"] for one in got]), batch["ids"])
+    assert all(one is other for one, other in zip(got, host, strict=True))
+    for one in got:
+        assert admission.model.admits(admission._shape(one), admission.budget)
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_a_row_beyond_the_budget_is_named_and_trained_on_alone(declared: bool) -> None:
+    told: list[str] = []
+    admission = _learnt(Declared() if declared else trainkit.make_model(), told)
+    admission.budget = 17_000.0
+    batch = batch_of([900, 900, 9000, 900, 8000, 900])
+    for _ in range(2):
+        got, _ = admission.admit([batch], [batch])
+        assert [len(one["ids"]) for one in got] == [1800, 9000, 900, 8000, 900]
+    assert told == [
+        "row 2 of a micro-batch (index 2) is expected to take more than activations.admit_mb = 0.017 alone: it is trained on alone"
+    ]
+    one = batch_of([9000])
+    assert admission.admit([one], [one])[0][0]["ids"].equal(one["ids"])
+
+
+def test_more_parts_than_there_may_be_are_of_about_the_same_size() -> None:
+    told: list[str] = []
+    admission = _learnt(Declared(), told)
+    admission.budget = 2_000.0
+    batch = batch_of([100] * 100)
+    for _ in range(2):
+        got, _ = admission.admit([batch], [batch])
+        assert 10 < len(got) <= MOST_PARTS and max(len(one["y"]) for one in got) <= 9
+    assert told == ["a micro-batch of 100 rows would need more than 16 parts to stay within activations.admit_mb = 0.002"]
+
+
+def test_offsets_that_the_host_knows_are_not_asked_of_the_device() -> None:
+    admission = _learnt(trainkit.make_model(), [])
+    admission.budget = 17_000.0
+    whole = batch_of([900, 900, 900, 900])
+    known = {name: value.clone() for name, value in whole.items() if name.startswith("__") or name.endswith(".offsets")}
+    there = on_host(whole, known)
+    assert there["ids.offsets"] is known["ids.offsets"] and there["ids"] is whole["ids"]
+    # A device whose tensors have nothing to read.
+    away = {name: value.to("meta") for name, value in whole.items()}
+    got, host = admission.admit([away], [known])
+    assert [len(one["ids"]) for one in got] == [1800, 1800]
+    assert [one["__index__"].tolist() for one in host] == [[0, 1], [2, 3]]
 
 
 def _trained(folder: Path, data: Path, **activations: Any) -> Runtime:
