@@ -35,7 +35,7 @@ NEEDS = {
 }
 TORCH = ("torch DataLoader", f"torch DataLoader{FEW}")
 FORKED = (*TORCH, "webdataset", f"webdataset{FEW}")
-LADDER = ("loader", "registered", "ahead", "kernel", "background", "feedback")
+LADDER = ("loader", "registered", "ahead", "kernel", "feedback")
 BESIDE = "resident beside decoding"
 NAMES = ("resident", "resident uint8", BESIDE, *LADDER, *TORCH, *NEEDS)
 
@@ -133,9 +133,8 @@ def plain(setting: Setting, batch: int, register: bool = False) -> Arm:
     return Arm(batches(), close, loader.stats)
 
 
-def on_device(setting: Setting, batch: int, kernel: bool, decode: str = "cpu", background: bool = False, **options: Any) -> Arm:
-    """DeviceLoader; ``kernel``: with pictures made by it, else by torch's operations in the step; ``decode``: by whom they are decoded;
-    ``background``: its thread takes them."""
+def on_device(setting: Setting, batch: int, kernel: bool, decode: str = "cpu", **options: Any) -> Arm:
+    """DeviceLoader; ``kernel``: with pictures made by it, else by torch's operations in the step; ``decode``: by whom they are decoded."""
     # In the memory order that torch's operations give.
     ops = {setting.field: Images(channels_last=True)} if kernel else None
     loader = DeviceLoader(
@@ -144,7 +143,6 @@ def on_device(setting: Setting, batch: int, kernel: bool, decode: str = "cpu", b
         ops=ops,
         decode=decode,
         decode_threads=setting.threads,
-        background=background,
     )
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -283,8 +281,7 @@ def arms(setting: Setting, batch: int, workers: int) -> dict[str, Callable[[], A
         "registered": lambda: plain(setting, batch, register=True),
         "ahead": lambda: on_device(setting, batch, kernel=False),
         "kernel": lambda: on_device(setting, batch, kernel=True),
-        "background": lambda: on_device(setting, batch, kernel=True, background=True),
-        "feedback": lambda: on_device(setting, batch, kernel=True, background=True, feedback=True),
+        "feedback": lambda: on_device(setting, batch, kernel=True, feedback=True),
         **{
             name: (lambda count=count: torch_loader(setting, batch, count))  # type: ignore[misc]
             for name, count in zip(TORCH, (workers, quarter(workers)), strict=True)

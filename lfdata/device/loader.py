@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from lfdata.device.ahead import Ahead
 from lfdata.device.backend import Backend, backend_of
-from lfdata.device.background import Background
 from lfdata.device.decoding import decoding_of
 from lfdata.device.forecast import Sizes, on_device, on_host
 from lfdata.device.images import Op
@@ -20,7 +17,7 @@ from lfdata.device.transfer import Batch, Transfer, about_rows
 from lfdata.errors import OptionError
 from lfdata.loader.forecast import Forecast
 from lfdata.loader.loader import Loader
-from lfdata.loader.options import MOST_AHEAD, MOST_THREADS, flag, size, whole
+from lfdata.loader.options import MOST_AHEAD, MOST_THREADS, size, whole
 from lfdata.loader.spec import DrawSpec
 from lfdata.loader.taker import Taker
 from lfdata.loader.turn import CLOSE_SECONDS, Batches, Turn
@@ -46,8 +43,6 @@ class DeviceLoader:
         decode: who decodes pictures: ``"cpu"``, the loader; ``"dali"``, NVIDIA DALI (extra ``dali``) does the JPEGs, on the GPU if that is the
             device, and the loader does the others; ``"auto"``, whichever was measured to be faster on such a machine (docs/scheduler.md).
         decode_threads: of the processor, for DALI; by default as many as the loader decodes with.
-        background: batches are taken and copied by a thread, in the middle of the consumer's steps, and not where it asks for them: for steps
-            whose time is that of launches. Who captures a CUDA graph meanwhile does it with ``capture_error_mode="thread_local"``.
 
     Raises:
         DeviceError: there is no such GPU. OptionError: options that make no sense. MissingExtraError: DALI is not installed.
@@ -64,12 +59,10 @@ class DeviceLoader:
         ops: Mapping[str, Op] | None = None,
         decode: str = "cpu",
         decode_threads: int | None = None,
-        background: bool = False,
         _backend: Backend | None = None,
     ) -> None:
         ahead, hold = whole("ahead", ahead, 0, MOST_AHEAD), whole("hold", hold, 1, MOST_AHEAD)
         most = None if max_bytes is None else size("max_bytes", max_bytes, 1)
-        background = flag("background", background)
         if not isinstance(loader, Loader):
             raise OptionError(f"loader is an lfdata.Loader, which makes the batches, not {loader!r}")
         if loader.output != "torch":
@@ -113,13 +106,6 @@ class DeviceLoader:
         if backend is not None:
             # What the consumer has while it asks, what it gets, and what is ahead of that.
             self._transfer = Transfer(backend, self._taker, Ring(backend, ahead + hold + 1, most), self._ops, self._decoding)
-        self._background = Background(self._work) if background and backend is not None else None
-        # Whoever changes what is ahead.
-        self._alone: AbstractContextManager[object] = nullcontext()
-        if self._background is not None:
-            self._alone = self._background
-            # Also before the interpreter ends.
-            weakref.finalize(self, self._background.close)
         self._under_way: Ahead | None = None
         # The epoch after, once the one under way is ahead to its end.
         self._after: Ahead | None = None
@@ -145,7 +131,7 @@ class DeviceLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch."""
-        with self._turn.held(), self._alone:
+        with self._turn.held():
             self._leave(end=False)
             self.loader.set_epoch(epoch)
 
@@ -156,10 +142,6 @@ class DeviceLoader:
         Raises:
             LimitError: one of these batches is beyond ``max_bytes``, the loader's or this one's.
         """
-        with self._alone:
-            return self._forecast(batches)
-
-    def _forecast(self, batches: int) -> Forecast:
         found, transfer = self.loader.forecast(batches), self._transfer
         if transfer is None:
             beside = () if self._decoding is None else self._decoding.beside
@@ -189,33 +171,13 @@ class DeviceLoader:
             self._taker.join_again()
             if self._transfer is None:
                 return Batches(self._on_host(iter(self.loader)), self._turn)
-            with self._alone:
-                if self._under_way is None and self._after is not None:
-                    self._under_way, self._after = self._after, None
-                    self._turn.move()
-                else:
-                    self._leave(end=False)
-                    self._under_way = self._next_epoch(self._transfer)
+            if self._under_way is None and self._after is not None:
+                self._under_way, self._after = self._after, None
+                self._turn.move()
+            else:
+                self._leave(end=False)
+                self._under_way = Ahead(self._taker, self._transfer, self._ahead)
             return Batches(self._iterate(self._under_way, self._transfer), self._turn)
-
-    def _next_epoch(self, transfer: Transfer) -> Ahead:
-        """Whatever epoch the loader comes to next."""
-        return Ahead(self._taker, transfer, self._ahead, self._alone, self._background is not None)
-
-    def _work(self) -> None:
-        """The background's: batches up to ``ahead``, those of the next epoch among them."""
-        ahead, transfer = self._under_way, self._transfer
-        if ahead is None or transfer is None:
-            return
-        ahead.go_on(self._ahead)
-        if ahead.exhausted:
-            if self._after is None:
-                try:
-                    self._after = self._next_epoch(transfer)
-                except Exception:
-                    # Whoever begins that epoch is told.
-                    return
-            self._after.go_on(self._ahead - ahead.batches)
 
     def _iterate(self, ahead: Ahead, transfer: Transfer) -> Generator[Batch]:
         try:
@@ -223,13 +185,10 @@ class DeviceLoader:
                 found = ahead.next()
                 if found is None:
                     self._under_way = None
-                    self._rest()
                     return
-                if self._background is not None:
-                    self._background.came_by()
-                elif ahead.exhausted:
+                if ahead.exhausted:
                     if self._after is None:
-                        self._after = self._next_epoch(transfer)
+                        self._after = Ahead(self._taker, transfer, self._ahead)
                     self._after.fill(self._ahead - ahead.batches)
                 self.rows = found.rows or {}
                 yield transfer.hand_out(found)
@@ -259,21 +218,14 @@ class DeviceLoader:
             op.run(name, rows, found[name], batch)
         return found
 
-    def _rest(self) -> None:
-        """Nothing is wanted in the background."""
-        if self._background is not None:
-            self._background.wanted = False
-
     def _leave(self, end: bool) -> None:
         self._turn.move()
-        self._rest()
-        with self._alone:
-            after, self._after = self._after, None
-            ahead, self._under_way = self._under_way, None
-            if after is not None:
-                after.leave(end and ahead is None)
-            if ahead is not None:
-                ahead.leave(end)
+        after, self._after = self._after, None
+        ahead, self._under_way = self._under_way, None
+        if after is not None:
+            after.leave(end and ahead is None)
+        if ahead is not None:
+            ahead.leave(end)
 
     def close(self) -> None:
         """Free everything and close the loader; tensors that are held stay valid. Iterating again starts anew.
@@ -297,8 +249,6 @@ class DeviceLoader:
 
     def _close(self) -> None:
         self._taker.leave()
-        if self._background is not None:
-            self._background.close()
         try:
             self._leave(end=True)
         finally:
@@ -323,7 +273,7 @@ class DeviceLoader:
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_batch_change: bool = False) -> None:
         """Go on from a state, which may be one of a Loader, too. Raises :class:`StateError`."""
-        with self._turn.held(), self._alone:
+        with self._turn.held():
             self._leave(end=False)
             self.loader.load_state_dict(state, allow_batch_change=allow_batch_change)
 

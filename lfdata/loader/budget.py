@@ -161,9 +161,8 @@ class Budget:
         found = self._kept.get(number)
         if found is None:
             found = self._look(number)
-            # Another thread may be at it too (DeviceLoader(background=True)).
-            for old in list(self._kept)[: 1 - _KEPT]:
-                self._kept.pop(old, None)
+            while len(self._kept) >= _KEPT:
+                del self._kept[next(iter(self._kept))]
             self._kept[number] = found
         return found
 

@@ -109,7 +109,6 @@ class Taker:
 
     @property
     def _feedback(self) -> Feedback | None:
-        # Another thread may be starting a pipeline anew.
         pipeline = next(iter(self._loader._pipelines), None)
         return None if pipeline is None else pipeline.feedback
 

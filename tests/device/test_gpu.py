@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -58,13 +57,12 @@ def delay_copies(monkeypatch: pytest.MonkeyPatch, cycles: int) -> None:
     monkeypatch.setattr(CudaBackend, "copy", late)
 
 
-@pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_byte_is_the_loaders(kind: str, background: bool, request: pytest.FixtureRequest) -> None:
+def test_every_byte_is_the_loaders(kind: str, request: pytest.FixtureRequest) -> None:
     name, options = KINDS[kind]
     path = request.getfixturevalue(name)
     plain = batchkit.digests(Loader(path, 8, seed=5, **options), 2)
-    loader = DeviceLoader(Loader(path, 8, seed=5, **options), "cuda", background=background)
+    loader = DeviceLoader(Loader(path, 8, seed=5, **options), "cuda")
     with warnings.catch_warnings():
         warnings.simplefilter("error", RegistrationWarning)
         found = [on_host(batch) for _ in range(2) for batch in loader]
@@ -74,14 +72,11 @@ def test_every_byte_is_the_loaders(kind: str, background: bool, request: pytest.
     loader.close()
 
 
-@pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("slow", ["copies", "consumer", "both"])
-def test_nothing_is_reused_too_early(pictures: Path, slow: str, background: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_reused_too_early(pictures: Path, slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy device: slots are refilled and places overwritten while it is far behind the host."""
     plain = batchkit.digests(Loader(pictures, 8, PICTURES, seed=2), 4)
-    loader = DeviceLoader(
-        Loader(pictures, 8, PICTURES, seed=2, engine="process", threads=2), "cuda", ahead=3, background=background
-    )
+    loader = DeviceLoader(Loader(pictures, 8, PICTURES, seed=2, engine="process", threads=2), "cuda", ahead=3)
     if slow != "consumer":
         delay_copies(monkeypatch, 40_000_000)
     copies: list[dict[str, torch.Tensor]] = []
@@ -95,25 +90,6 @@ def test_nothing_is_reused_too_early(pictures: Path, slow: str, background: bool
     torch.cuda.synchronize()
     assert [on_host(batch) for batch in copies] == plain
     assert loader.stats()["copied"] == 0
-    loader.close()
-
-
-def test_a_graph_is_captured_while_the_thread_copies(pictures: Path) -> None:
-    """In the mode that says that other threads do as they like."""
-    plain = batchkit.digests(Loader(pictures, 8, PICTURES, seed=2), 1)
-    loader = DeviceLoader(Loader(pictures, 8, PICTURES, seed=2, engine="process"), "cuda", ahead=3, background=True)
-    weight, found = torch.ones(64, 64, device=CUDA), []
-    weight @ weight
-    for batch in loader:
-        found.append(on_host(batch))
-        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-            time.sleep(0.02)
-            product = weight @ weight
-        graph.replay()
-        assert float(product[0, 0]) == 64
-        del batch
-    assert found == plain
     loader.close()
 
 

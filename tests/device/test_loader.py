@@ -6,7 +6,7 @@ import gc
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +35,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "packed": ("numbers", {"fields": ["ids"], "packing": {"field": "ids", "window": 32, "capacity": 9}}),
 }
 Make = Callable[..., LateBackend]
-BACKGROUND = [False]
-
-
-@pytest.fixture(autouse=True, params=[False, True], ids=["", "background"])
-def background(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Who takes and copies batches."""
-    BACKGROUND[0] = request.param
-    yield
-    BACKGROUND[0] = False
 
 
 def on(loader: Loader, backend: LateBackend, **options: Any) -> DeviceLoader:
-    return DeviceLoader(loader, _backend=backend, background=BACKGROUND[0], **options)
+    return DeviceLoader(loader, _backend=backend, **options)
 
 
 def consumed(loader: DeviceLoader, backend: LateBackend, found: list[str], hold: int = 1, most: int = 1 << 30) -> None:
@@ -145,9 +136,6 @@ def test_copies_are_ahead_but_not_further_than_asked(pictures: Path, late: Make)
         next(batches)
         backend.copies.finish()
         assert loader.stats()["device"]["batches"] <= taken + 2
-    deadline = time.monotonic() + 20
-    while loader.stats()["device"]["batches"] < 6 and time.monotonic() < deadline:
-        time.sleep(0.01)
     assert loader.stats()["device"]["batches"] > 5
     loader.close()
 
@@ -528,6 +516,41 @@ def test_closed_while_a_batch_is_awaited(numbers: Path, where: str, late: Make) 
     closing.join(60)
     assert not closing.is_alive() and not inner._pipelines
     assert next(iter(loader))["__index__"].tolist() == [0, 1, 2, 3]
+    loader.close()
+
+
+def copied(batch: dict[str, torch.Tensor], backend: LateBackend) -> str:
+    """What is in a batch, once it is copied."""
+    backend.copies.finish()
+    return batchkit.digest({name: value.clone() for name, value in batch.items()})
+
+
+@pytest.mark.parametrize("engine", ["inline", "thread"])
+@pytest.mark.parametrize("at", ["copy", "memory", "record"])
+def test_closed_by_a_handler_while_a_batch_is_taken(pictures: Path, late: Make, engine: str, at: str) -> None:
+    """The batch that was being taken is the last one, and counts."""
+    backend = late()
+    loader = on(Loader(pictures, 4, PICTURES, seed=3, engine=engine, threads=1), backend, ahead=0)
+    plain = batchkit.digests(Loader(pictures, 4, PICTURES, seed=3))
+    backend_does, left = getattr(backend, at), 0 if at == "memory" else 2
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal left
+        if threading.current_thread() is threading.main_thread():
+            left -= 1
+            if left == -1:
+                loader.close()
+        return backend_does(*arguments)
+
+    setattr(backend, at, interrupted)
+    found = [copied(batch, backend) for batch in loader]
+    assert left < 0 and not backend.registered
+    assert found == plain[: len(found)] and len(found) == (0 if at == "memory" else 3)
+    state = loader.state_dict()
+    assert state["samples"] == 4 * len(found) and loader.stats()["slots"] == 0
+    # It goes on from there.
+    loader.load_state_dict(state)
+    assert [copied(batch, backend) for batch in loader] == plain[len(found) :]
     loader.close()
 
 
