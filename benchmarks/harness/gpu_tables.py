@@ -54,8 +54,16 @@ STEADY: Columns = {
     "minor faults": lambda found: str(found["minor_faults"] + found["minor_faults_of_children"]),
 }
 
+QUALITY: Columns = {
+    "pairs": lambda found: str(len(found["pairs"])),
+    "held-out loss, plain": lambda found: f"{found['plain_mean']:.4f}",
+    "difference, %": lambda found: f"{100 * found['difference_share']:+.2f}",
+    "p: worse": lambda found: f"{found['worse_p']:.3f}",
+    "p: not worse by 5 %": lambda found: f"{found['not_worse_p']:.4f}",
+}
+
 # Records whose parts are the rows of one table, by what each of them has: ``<!-- gpu: NAME all -->``.
-WHOLE = {"beyond_the_band": ("model", ACTIVATIONS), "calls": ("batches", STEADY)}
+WHOLE = {"beyond_the_band": ("model", ACTIVATIONS), "calls": ("batches", STEADY), "not_worse_p": ("all of it", QUALITY)}
 # By the name that the rows have in a part of a record.
 KINDS = {
     "summary": ("fed by", FEED),
