@@ -107,6 +107,7 @@ def about(record: dict[str, Any], made: dict[str, Any]) -> str:
     gpu = (record.get("gpu") or machine.get("gpu") or {}).get("name", "")
     rows = [row for key in ("rungs", "curve", "settings") for row in made.get(key, {}).values()]
     repeats = min((len(row["rounds_ms"]) for row in rows), default=0)
-    repeats = repeats or min((len(one) for one in made.get("repeats", {}).values()), default=0)
+    # A way that failed has none, and no row.
+    repeats = repeats or min((len(one) for one in made.get("repeats", {}).values() if one), default=0)
     date = (made.get("date") or record["date"])[:10]
     return f"{repeats} interleaved repeats, {machine['cores']} cores{f', {gpu}' if gpu else ''}, {date}."
