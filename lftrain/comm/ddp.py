@@ -71,6 +71,7 @@ class Parallel:
         self.network: nn.Module = model
         self._ddp: DistributedDataParallel | None = None
         self._powersgd: PowerSgd | None = None
+        self._reduced = 0  # parameters, in this step
         self._group, self._tell = group, tell
         if group.world > 1:
             # With find_unused they stay as they are at first. NCCL promises no bits, and the order in which gradients come may be better.
@@ -92,6 +93,31 @@ class Parallel:
     def begin(self) -> None:
         """Before a step's first backward pass."""
         self.first_bad = self._none
+        self._reduced = 0
+
+    def check(self, last: torch.Tensor) -> None:
+        """After the backward pass of ``last``, the loss of a step's last micro-batch: all gradients must have been sent.
+
+        DDP waits for every parameter there. For one that is not in it, it sends neither that gradient nor those behind it, without a word:
+        each rank would be left with gradients of its own.
+
+        Raises:
+            ConfigError: they were not.
+        """
+        if self._ddp is None or self._reduced == len(self.parameters):
+            return
+        used = _leaves(last)
+        missing = [name for name, one in zip(self.names, self.parameters, strict=True) if id(one) not in used]
+        if not missing:
+            raise ConfigError(
+                f"the gradients of {len(self.parameters) - self._reduced} of {len(self.parameters)} parameters were not sent between ranks: "
+                "the loss must call the model that it is given (DDP), in every micro-batch"
+            )
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise ConfigError(
+            f"parameter {missing[0]!r}{more} took no part in the last micro-batch of a step on rank {self._group.rank}, with which gradients "
+            "travel between ranks: use it in each, freeze it (requires_grad_(False)), or set ddp.find_unused = true"
+        )
 
     def quiet(self, last: bool) -> AbstractContextManager[Any]:
         """Around forward and backward of a micro-batch: gradients travel with the last one only."""
@@ -121,6 +147,7 @@ class Parallel:
         largest = torch.stack(torch._foreach_norm(bucket.gradients(), float("inf")))
         bad = torch.where(torch.isfinite(largest), self._none, at).min()
         self.first_bad = torch.minimum(self.first_bad, bad)
+        self._reduced += len(places)
         if bucket.is_last():
             self.ready()
         if self._powersgd is not None:
@@ -128,3 +155,18 @@ class Parallel:
         everyone = dist.group.WORLD
         assert everyone is not None
         return allreduce_hook(everyone, bucket)
+
+
+def _leaves(value: torch.Tensor) -> set[int]:
+    """Ids of the parameters that a tensor was computed from."""
+    found, seen, left = set(), {value.grad_fn}, [value.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None:
+            continue
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        fresh = {before for before, _ in node.next_functions} - seen
+        seen |= fresh
+        left += fresh
+    return found

@@ -110,7 +110,6 @@ class Runtime:
         self.meter = Meter(device)
         clip = options.precision.clip or None
         self.runner = StepRunner(loss, self.parallel, optimizer, self.precision, self.group, clip, self.meter.mark)
-        self.runner.may_be_unused = options.ddp.find_unused or self.group.world == 1
         micro = accumulate or int(loader.state_dict().get("accumulate", 1))
         self.feed = Feed(loader, micro, device, options.run.copy_ahead)
         self.rates = Rates(optimizer, schedule or (lambda _: 1.0))

@@ -77,7 +77,6 @@ class StepRunner:
         self.precision, self.group, self.clip, self.mark = precision, group, clip, mark
         self.watching: Callable[[Batch], AbstractContextManager[None]] = lambda _: nullcontext()
         self.nominal = 0.0
-        self.may_be_unused = True  # with several ranks only if DDP looks for parameters without a gradient
         self.stop = torch.zeros((), dtype=torch.float64, device=group.device)
         self._places = torch.arange(len(parallel.parameters), device=group.device)
         self._none = len(parallel.parameters)
@@ -135,6 +134,7 @@ class StepRunner:
             self.mark("backward" if number < last or self.group.world == 1 else "sync")
             counts.append(weight.double())
             sums.append(mean.detach().double() * weight)
+        parallel.check(scaled)
         return self._facts(torch.stack(counts), torch.stack(sums))
 
     def _agree_on_nominal(self, weight: torch.Tensor) -> float:
@@ -161,12 +161,8 @@ class StepRunner:
     def _present(self) -> list[torch.Tensor]:
         """All gradients, in the order of the parameters; zeros for one that took no part, so that ranks never differ."""
         found = []
-        for name, parameter in zip(self.parallel.names, self.parallel.parameters, strict=True):
+        for parameter in self.parallel.parameters:
             if parameter.grad is None:
-                if not self.may_be_unused:
-                    raise ConfigError(
-                        f"parameter {name!r} took no part in a step: use it, freeze it (requires_grad_(False)), or set ddp.find_unused = true"
-                    )
                 parameter.grad = torch.zeros_like(parameter)
             found.append(parameter.grad)
         return found

@@ -103,6 +103,42 @@ def test_experts_without_tokens_have_zeros_on_every_rank(points: Path, tmp_path:
     assert found[0]["bits"] == found[1]["bits"]
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("hook", ["allreduce", "powersgd"])
+def test_a_parameter_that_the_last_micro_batch_does_not_use_is_named(
+    points: Path, tmp_path: Path, hook: str, accumulate: int
+) -> None:
+    told = {"unused": [0, 1], "ddp": {"hook": hook, "checksum_every": 1}, "steps": 4, "accumulate": accumulate}
+    found = runkit.run(tmp_path, points, 2, fails=True, **told)
+    assert {one["error"] for one in found} == {"ConfigError"}
+    for rank, one in enumerate(found):
+        assert f"'spare.weight' (and 1 more) took no part in the last micro-batch of a step on rank {rank}" in one["message"]
+        assert "find_unused = true" in one["message"]
+        assert len(one["seen"]) == accumulate
+    untouched = runkit.run(tmp_path / "none", points, 2, **{**told, "unused": [], "steps": 0})
+    assert {one["bits"] for one in found} == {untouched[0]["bits"]}
+
+
+def test_a_parameter_that_one_rank_does_not_use_is_named_by_it_and_quoted(points: Path, tmp_path: Path) -> None:
+    found = runkit.run(tmp_path, points, 2, fails=True, steps=4, unused=[1], accumulate=2)
+    assert [one["error"] for one in found] == ["PeerError", "ConfigError"]
+    assert all("'spare.weight'" in one["message"] and "rank 1" in one["message"] for one in found)
+    assert found[0]["bits"] == found[1]["bits"]
+
+
+def test_find_unused_trains_what_the_last_micro_batch_does_not_use(points: Path, tmp_path: Path) -> None:
+    told = {"steps": 4, "accumulate": 2, "ddp": {"find_unused": True, "checksum_every": 1}}
+    for unused in ([0, 1], [1]):
+        found = runkit.run(tmp_path / f"{len(unused)}", points, 2, unused=unused, **told)
+        assert found[0]["bits"] == found[1]["bits"]
+
+
+def test_a_loss_that_goes_past_ddp_is_told(points: Path, tmp_path: Path) -> None:
+    found = runkit.run(tmp_path, points, 2, fails=True, steps=4, past=True)
+    assert {one["error"] for one in found} == {"ConfigError"}
+    assert all("4 of 4 parameters were not sent between ranks: the loss must call the model" in one["message"] for one in found)
+
+
 def test_a_rank_that_drifts_is_named(points: Path, tmp_path: Path) -> None:
     found = runkit.run(tmp_path, points, 2, fails=True, steps=6, harm=("drift", 1, 2), ddp={"checksum_every": 2})
     for one in found:

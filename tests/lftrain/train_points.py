@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ class Task:
         self.rank = int(os.environ.get("RANK", 0))
         self.seen: list[list[int]] = []
         self.ends: list[bool] = []
+        self.model: Any = None
         self.log = Path(told["folder"] + f"-seen-{self.rank}.jsonl")
 
     def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
@@ -41,6 +43,11 @@ class Task:
             file.write(json.dumps(indices) + "\n")
         if pause := told.get("pause"):
             time.sleep(pause)
+        if "unused" in told:
+            last = (step + 1) % told["accumulate"] == 0
+            model = partial(model, spare=self.rank not in told["unused"] or not last)  # type: ignore[assignment]
+        if told.get("past"):
+            model = self.model
         mean, rows = (trainkit.ragged_loss if told.get("ragged") else trainkit.loss)(model, batch)
         rows *= told.get("unit", 1)
         harm, rank, at = told.get("harm", ("", -1, -1))
@@ -76,6 +83,19 @@ class Mixed(nn.Module):
         return self.out(self.experts(self.into(x)[:, None])[:, 0])  # type: ignore[no-any-return]
 
 
+class Spare(nn.Module):
+    """A layer that not every forward pass uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.used, self.spare = nn.Linear(4, 1), nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor, spare: bool) -> torch.Tensor:
+        """(B, 4) -> (B, 1)."""
+        return self.used(x) + self.spare(x) if spare else self.used(x)  # type: ignore[no-any-return]
+
+
 def main(path: Path) -> None:
     """Run the task; exit status 1 for a typed error, which is written down."""
     told = json.loads(path.read_text())
@@ -96,6 +116,8 @@ def main(path: Path) -> None:
     make = trainkit.make_ragged_model if told.get("ragged") else trainkit.make_model
     model = Mixed() if told.get("experts") else make(dropout=told.get("dropout", 0.25))
     model = trainkit.make_frozen_model() if told.get("frozen") else model
+    model = Spare() if "unused" in told else model
+    task.model = model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     accumulate = told.get("accumulate", 1)
     loader = trainkit.make_loader(Path(told["data"]), accumulate=accumulate, **told.get("loader", {}))
