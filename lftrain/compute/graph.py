@@ -25,8 +25,8 @@ class GraphedStep:
 
     Args:
         step: the eager step; returns its report, a tensor. parameters: what it trains. state: further tensors that it changes in place,
-            as they are then (optimiser's state, gradient scale). quiet: called with true before and false after a capture, when no clock
-            may be read.
+            as they are then (optimiser's state, gradient scale, buffers). quiet: called with true before and false after a capture, when no
+            clock may be read.
 
     Attributes:
         captured: whether steps come from the graph. reason: why not, or "". replays, eager: steps of each kind.
@@ -144,7 +144,7 @@ class GraphedStep:
         pairs = [*zip(self._gradients(), gradients, strict=True), *zip(self._tensors(), after[0], strict=True)]
         worst = 0.0
         for one, other in pairs:
-            if not one.is_floating_point() or not one.numel():
+            if not one.is_floating_point() or one.element_size() == 1 or not one.numel():
                 continue
             if not torch.equal(one.isfinite(), other.isfinite()):
                 return float("inf")

@@ -47,10 +47,25 @@ def peak(device: torch.device) -> Iterator[Taken]:
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Buffers (statistics of BatchNorm, say) are afterwards what they were: measuring is no training."""
-    kept = [(one, one.detach().clone()) for one in model.buffers()]
+    kept = [
+        (module._buffers, name, one, one.detach().clone() if can_be_written(one) else None)
+        for module in model.modules()
+        for name, one in module._buffers.items()
+        if one is not None
+    ]
     try:
         yield
     finally:
         with torch.no_grad():
-            for one, before in kept:
-                one.copy_(before)
+            for owner, name, one, before in kept:
+                owner[name] = one if before is None else one.copy_(before)
+
+
+def can_be_written(value: torch.Tensor) -> bool:
+    """Whether a buffer can be copied to: none that is sparse, and none of which one number is in several places."""
+    return (
+        value.layout is torch.strided
+        and not value.is_meta
+        and not value.is_quantized
+        and all(stride or size < 2 for size, stride in zip(value.shape, value.stride(), strict=True))
+    )

@@ -258,7 +258,7 @@ class Runtime:
     def _graph(self) -> GraphedStep:
         def state() -> list[torch.Tensor]:
             kept = [value for one in self.optimizer.state.values() for value in one.values() if isinstance(value, torch.Tensor)]
-            return [*kept, *self.precision.tensors()]
+            return [*kept, *self.precision.tensors(), *self.runner.buffers.tensors()]
 
         return GraphedStep(
             self.runner,

@@ -17,6 +17,7 @@ from torch import nn
 from lftrain.comm.ddp import Parallel
 from lftrain.comm.group import Group
 from lftrain.errors import ConfigError, LossError
+from lftrain.runtime.buffers import Buffers
 from lftrain.runtime.feed import Batch
 from lftrain.runtime.precision import Precision
 
@@ -76,6 +77,7 @@ class StepRunner:
         self.loss, self.parallel, self.optimizer = loss, parallel, optimizer
         self.precision, self.group, self.clip, self.mark = precision, group, clip, mark
         self.watching: Callable[[Batch], AbstractContextManager[None]] = lambda _: nullcontext()
+        self.buffers = Buffers(parallel.network)
         self.nominal = 0.0
         self.stop = torch.zeros((), dtype=torch.float64, device=group.device)
         self._places = torch.arange(len(parallel.parameters), device=group.device)
@@ -90,6 +92,7 @@ class StepRunner:
 
     def __call__(self, batches: Sequence[Batch]) -> torch.Tensor:
         """One step. Returns what :meth:`read` takes: float64 (world * FACTS + 3,) on the device."""
+        self.buffers.keep()
         facts = self._gradients(batches)
         everyone = self.group.gather(facts)
         self.mark("sync")
@@ -179,7 +182,9 @@ class StepRunner:
         bad = (everyone[:, FIRST_OWN : FIRST_REDUCED + 1] < self._none).any() | ~torch.isfinite(norm)
         if self.clip is not None:
             factor = factor * (self.clip / (norm + 1e-6)).clamp(max=1.0)
-        self._apply(factor, bad | ~usable)
+        skip = bad | ~usable
+        self._apply(factor, skip)
+        self.buffers.restore(skip)
         self.precision.update(bad, usable)
         return torch.cat([everyone.flatten(), torch.stack([norm.double(), scale.double(), bad.double()])])
 
