@@ -64,7 +64,7 @@ class Buffers:
             self._watched = changed | _differing(now, kept)
         for slots, before in kept:
             pairs = [(now[slot], one) for slot, one in zip(slots, before, strict=True) if slot in self._watched and slot in now]
-            pairs = [(value, one) for value, one in pairs if (value.numel(), value.dtype) == (one.numel(), one.dtype)]
+            pairs = [(value, one) for value, one in pairs if _kind(value) == _kind(one) and value.device == skip.device]
             if pairs:
                 values = [value for value, _ in pairs]
                 chosen = torch.where(skip, _whole(torch.cat([one for _, one in pairs])), _whole(_flat(values)))
@@ -81,6 +81,10 @@ class Buffers:
         }
 
 
+def _kind(value: torch.Tensor) -> tuple[int, torch.dtype, torch.device]:
+    return value.numel(), value.dtype, value.device
+
+
 def _flat(values: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([value.reshape(-1) for value in values])
 
@@ -94,6 +98,6 @@ def _differing(now: dict[Slot, torch.Tensor], kept: list[tuple[list[Slot], list[
     for slots, before in kept:
         for slot, one in zip(slots, before, strict=True):
             value = now.get(slot)
-            if value is None or value.numel() != one.numel() or not torch.equal(_whole(value.reshape(-1)), _whole(one)):
+            if value is None or _kind(value) != _kind(one) or not torch.equal(_whole(value.reshape(-1)), _whole(one)):
                 found.add(slot)
     return found

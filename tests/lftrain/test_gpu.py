@@ -153,6 +153,31 @@ def test_inf_in_a_replayed_step_of_fp16_halves_the_scale_and_changes_nothing(tmp
     assert gpukit.same(bad, good, 1e-2, 1e-4)
 
 
+@pytest.mark.parametrize("graph", [True, False])
+def test_statistics_are_those_of_the_steps_that_count(tmp_path: Path, graph: bool) -> None:
+    batches = [{"x": torch.randn(64, 4), "y": torch.randn(64)} for _ in range(12)]
+    found = []
+    for name, bad in (("without", None), ("with", 8)):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
+        ).cuda()
+        given = list(batches)
+        if bad is not None:
+            given.insert(bad, {"x": torch.full((64, 4), math.inf), "y": torch.zeros(64)})
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+        run = RunOptions(folder=str(tmp_path / name), steps=len(given), seed=3, device="cuda")
+        chosen = trainkit.options(tmp_path / name, len(given), run=run, graph=GraphOptions(enabled=graph))
+        runtime = Runtime(model, trainkit.loss, trainkit.Batches(given), optimizer, chosen)
+        runtime.run()
+        assert not graph or gpukit.captured(runtime)
+        assert runtime.watch.skipped == (bad is not None)
+        assert int(model[1].num_batches_tracked) == len(batches)  # type: ignore[arg-type]
+        found.append([value.clone() for value in (*model.buffers(), *model.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 def weighted(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> Any:
     """Another loss than the model's, with a weight that is on the device."""
     pictures, weight = [batch["image"]], batch["weight"][0]
