@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from lftrain.errors import ConfigError
+from lftrain.memory.measure import same_random
 from lftrain.options import ActivationOptions
 
 MB = 1e6
@@ -34,11 +35,11 @@ def measure(blocks: Sequence[nn.Module], forward: Callable[[], Any]) -> list[Mea
     """Run ``forward`` twice, the first time to warm up, and see what each block keeps. Random numbers are as before afterwards."""
     found: dict[int, Measured] = {}
     originals = [block.forward for block in blocks]
-    devices = sorted({one.device.index for block in blocks for one in block.parameters() if one.is_cuda})
+    devices = (one.device for block in blocks for one in block.parameters() if one.is_cuda)
     try:
         for number, block in enumerate(blocks):
             block.forward = partial(_observed, number, block, originals[number], found)
-        with torch.random.fork_rng(devices):
+        with same_random(next(devices, torch.device("cpu"))):
             forward()
             forward()
     finally:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -42,6 +44,18 @@ def peak(device: torch.device) -> Iterator[Taken]:
     before = torch.cuda.memory_allocated(device)
     yield taken
     taken.bytes = float(torch.cuda.max_memory_allocated(device) - before)
+
+
+@contextmanager
+def same_random(device: torch.device) -> Iterator[None]:
+    """Random numbers of torch, numpy and Python go on afterwards as if nothing within had been."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 @contextmanager

@@ -10,9 +10,10 @@ from torch import nn
 
 from lftrain.comm.group import Group
 from lftrain.errors import LossError
+from lftrain.memory.measure import same_random
 from lftrain.runtime.feed import Batch
 from lftrain.runtime.precision import Precision
-from lftrain.runtime.seed import derive
+from lftrain.runtime.seed import derive, seed_all
 from lftrain.runtime.step import Loss, scalar
 
 
@@ -29,9 +30,9 @@ def held_out_loss(
     training = model.training
     model.eval()
     try:
-        with torch.random.fork_rng([group.device] if group.device.type == "cuda" else []):
+        with same_random(group.device):
             for number, batch in enumerate(loader):
-                torch.manual_seed(derive(seed, "held_out", number, group.rank))
+                seed_all(derive(seed, "held_out", number, group.rank))
                 moved = {name: value.to(group.device, non_blocking=True) for name, value in batch.items()}
                 with precision.autocast():
                     mean, count = loss(model, moved)

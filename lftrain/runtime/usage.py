@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lftrain.errors import ConfigError
-from lftrain.memory.measure import kept, undisturbed
+from lftrain.memory.measure import kept, same_random, undisturbed
 from lftrain.options import PrecisionOptions
 from lftrain.runtime.feed import Batch
 from lftrain.runtime.precision import Precision
@@ -42,7 +42,7 @@ class MicroBatches:
         """On a GPU the peak of memory beyond what was there, infinite for too much; on CPU what is kept for the backward pass."""
         part = {name: value[:rows].to(self._device) for name, value in self._batch.items()}
         cuda = self._device.type == "cuda"
-        with torch.random.fork_rng([self._device] if cuda else []), undisturbed(self._model):
+        with same_random(self._device), undisturbed(self._model):
             if cuda and not self._warm:
                 # What libraries keep for ever after their first use (workspaces) is no micro-batch's.
                 self._warm = math.isfinite(self._peak(part))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import trainkit
@@ -18,6 +20,7 @@ from lftrain import ActivationOptions, PrecisionOptions, Runtime
 from lftrain.errors import ConfigError
 from lftrain.memory.activations import PARTS, Measured, choose, measure, prepare, recompute
 from lftrain.memory.ledger import LOOKS, Ledger
+from lftrain.runtime.seed import seed_all
 from lftrain.runtime.usage import MicroBatches
 from lftrain.tune.batch import plan
 
@@ -55,6 +58,27 @@ def test_bytes_are_those_that_a_block_keeps() -> None:
         # tanh's output and what dropout gives, float32, and its mask; the block's input and parameters are others'.
         assert 2 * 4 * 10 * hidden <= one.bytes <= 3 * 4 * 10 * hidden
         assert one.ms > 0
+
+
+def drawn() -> list[float]:
+    return [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+
+def test_measuring_leaves_random_numbers_as_they_were() -> None:
+    model, x = Stack(), torch.randn(10, 4)
+
+    def drawing(network: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
+        drawn()
+        mean, rows = trainkit.loss(network, batch)
+        return mean * random.random() * float(np.random.rand()), rows
+
+    usage = MicroBatches(model, drawing, {"x": x, "y": torch.randn(10)}, PrecisionOptions(), torch.device("cpu"))
+    for measured in (lambda: measure(model.blocks(), lambda: drawing(model, {"x": x, "y": x[:, 0]})), lambda: usage.bytes(4)):
+        seed_all(5)
+        wanted = drawn()
+        seed_all(5)
+        measured()
+        assert drawn() == wanted
 
 
 @settings(deadline=None)

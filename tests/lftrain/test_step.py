@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import trainkit
@@ -427,3 +429,26 @@ def test_only_buffers_that_steps_change_are_copied(monkeypatch: pytest.MonkeyPat
     plain.keep()
     plain.restore(torch.tensor(True))
     assert plain.tensors() == copied == []
+
+
+def test_an_evaluation_leaves_all_random_numbers_as_they_were(tmp_path: Path) -> None:
+    def drawing(network: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
+        mean, rows = trainkit.loss(network, batch)
+        return mean * (random.random() + float(np.random.rand()) + float(torch.rand(()))), rows
+
+    found = []
+    for name, held_out in (("without", None), ("with", ragged(2, [4, 4]))):
+        model = trainkit.make_model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+        chosen = trainkit.options(tmp_path / name, 4)
+        loader = trainkit.Batches(ragged(1, [8] * 4))
+        Runtime(model, drawing, loader, optimizer, chosen, held_out=held_out, held_out_every=1).run()
+        found.append(trainkit.bits(model))
+    assert found[0] == found[1]
+    still = trainkit.make_model()
+    optimizer = torch.optim.SGD(still.parameters(), lr=0.0)
+    chosen, held_out = trainkit.options(tmp_path / "still", 3), ragged(2, [4, 4])
+    Runtime(still, drawing, trainkit.Batches(ragged(1, [8] * 3)), optimizer, chosen, held_out=held_out, held_out_every=1).run()
+    lines = [json.loads(line) for line in (tmp_path / "still" / "metrics.jsonl").read_text().splitlines()]
+    told = [line["loss"] for line in lines if line["kind"] == "held_out"]
+    assert len(told) == 3 and len(set(told)) == 1
