@@ -183,7 +183,9 @@ class Watch:
             causes.append(f"rank {rank}{where}{parameter}; samples {', '.join(keys[rank]) or 'unknown'}")
         overflow = self._runner.precision.scaled and not any(micro >= 0 for _, _, micro in outcome.bad)
         why = f" (scale {outcome.scale:g}: it is halved)" if overflow else ""
-        return f"step {one.number} has gradients that are not finite{why}, nothing was changed: " + " | ".join(causes), keys
+        large = "" if any(micro >= 0 for _, _, micro in outcome.bad) else ", or too large for their norm (float32)"
+        message = f"step {one.number} has gradients that are not finite{large}{why}, nothing was changed: "
+        return message + " | ".join(causes), keys
 
     def _keys(self, host: list[Batch], micro: int) -> list[str]:
         """Keys of this rank's samples in a step, or in one of its micro-batches; indices where the loader tells no keys."""

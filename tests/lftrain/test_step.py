@@ -103,6 +103,21 @@ def test_a_step_with_inf_changes_nothing_and_is_named(tmp_path: Path, fused: boo
     assert "'0.weight'" in event["message"]
 
 
+def test_gradients_too_large_for_their_norm_are_told_as_such(tmp_path: Path) -> None:
+    def huge(model: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
+        mean, rows = trainkit.loss(model, batch)
+        return mean * 1e25, rows
+
+    model = trainkit.make_model(dropout=0.0)
+    before = trainkit.bits(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    result = Runtime(model, huge, trainkit.Batches(ragged(1, [4])), optimizer, trainkit.options(tmp_path, 1)).run()
+    assert all(one.grad is not None and one.grad.isfinite().all() for one in model.parameters())
+    assert result.skipped == 1 and trainkit.bits(model) == before
+    (event,) = events(tmp_path, "skipped step")
+    assert "not finite, or too large for their norm (float32), nothing was changed" in event["message"]
+
+
 def test_keys_of_the_samples_come_from_the_loader(tmp_path: Path, points: Path) -> None:
     def bad_once(model: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
         mean, rows = trainkit.loss(model, batch)
