@@ -54,13 +54,14 @@ class PowerSgd:
             kept.clear()
 
     def state(self, group: Group) -> tuple[dict[str, Any], Tensors]:
-        """All ranks together: a JSON-able part, the same on each, and tensors on the host: the errors of all ranks, the factors."""
+        """All ranks together: a JSON-able part, the same on each, and tensors on the host, copies: the errors of all ranks, the factors."""
         tensors: Tensors = {}
         for index, error in sorted(self._state.error_dict.items()):
             for rank, one in enumerate(group.gather(error.cpu())):
                 tensors[f"error.{index}.{rank}"] = one
-            tensors[f"p.{index}"] = self._state.p_memory_dict[index].cpu()
-            tensors[f"q.{index}"] = self._state.q_memory_dict[index].cpu()
+            # Copies: they are written to a file while the next steps write to the factors, in place.
+            tensors[f"p.{index}"] = self._state.p_memory_dict[index].to("cpu", copy=True)
+            tensors[f"q.{index}"] = self._state.q_memory_dict[index].to("cpu", copy=True)
         name, keys, position, has_gauss, cached = self._state.rng.get_state(legacy=True)
         random = [str(name), np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)]
         plain = {

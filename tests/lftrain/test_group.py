@@ -19,6 +19,7 @@ import torch
 from lftrain import DdpOptions, RunOptions
 from lftrain.comm.ddp import Parallel
 from lftrain.comm.group import Group, join
+from lftrain.comm.powersgd import PowerSgd
 from lftrain.errors import ConfigError
 
 # About a second of hashing.
@@ -121,3 +122,16 @@ def test_hooks_that_do_not_go_together_are_refused() -> None:
     group = Group(0, 1, 0, torch.device("cpu"))
     with pytest.raises(ConfigError, match="find_unused"):
         Parallel(torch.nn.Linear(2, 2), group, DdpOptions(hook="powersgd", find_unused=True))
+
+
+def test_the_state_of_powersgd_stays_that_of_its_step() -> None:
+    """It is written to a checkpoint while the next steps change the factors in place."""
+    hook = PowerSgd(DdpOptions(hook="powersgd"), lambda _: None)
+    hook._buckets[0] = ["weight"]
+    kept = hook._state
+    kept.error_dict[0], kept.p_memory_dict[0], kept.q_memory_dict[0] = torch.ones(6), torch.ones(2), torch.ones(3)
+    _, tensors = hook.state(Group(0, 1, 0, torch.device("cpu")))
+    for factor in (kept.p_memory_dict[0], kept.q_memory_dict[0]):
+        factor.zero_()
+    assert sorted(tensors) == ["error.0.0", "p.0", "q.0"]
+    assert all(bool((one == 1).all()) for one in tensors.values())
