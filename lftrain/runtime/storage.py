@@ -215,13 +215,14 @@ def read(folder: Path, name: str, place: Place) -> bytearray:
 
 
 def read_tensor(folder: Path, manifest: Manifest, name: str) -> torch.Tensor:
-    """One tensor, in one piece. Raises :class:`DamagedCheckpointError`."""
+    """One tensor, in one piece, aligned. Raises :class:`DamagedCheckpointError`."""
     stored = manifest.tensors.get(name)
     if stored is None or len(stored.pieces) != 1:
         raise DamagedCheckpointError(folder / MANIFEST, None, f"has no tensor {name!r} in one piece")
     data = read(folder, name, stored.pieces[0])
     kind = dtype_of(stored)
-    return (torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)).view(stored.shape)
+    # A copy lies as torch lays its tensors: the last bit of a matrix product may depend on where its factors begin.
+    return (torch.frombuffer(data, dtype=kind).clone() if data else torch.empty(0, dtype=kind)).view(stored.shape)
 
 
 def read_file(path: Path) -> bytes:
