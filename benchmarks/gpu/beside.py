@@ -17,6 +17,8 @@ import lfdata.transforms as T
 from lfdata import Loader
 from lfdata.loader.loader import NumpyLoader
 
+# What the process is told: another batch, and that there are no more.
+NEXT, END = b"\0", b"\1"
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -39,12 +41,13 @@ class Beside:
         """The same batch again and again."""
         assert self._process.stdin is not None
         for found in itertools.repeat((images, numbers)):
-            self._process.stdin.write(b"\0")
+            self._process.stdin.write(NEXT)
             yield found
 
     def close(self) -> None:
-        """End the process."""
+        """End the process. It is told: workers that others fork keep the pipe open."""
         assert self._process.stdin is not None
+        self._process.stdin.write(END)
         self._process.stdin.close()
         self._process.wait()
 
@@ -53,8 +56,9 @@ def main(data: str, field: str, side: str, batch: str, threads: str) -> None:
     """The process: a batch for each byte."""
     loader = crops(NumpyLoader, Path(data), field, int(side), int(batch), int(threads) or None)
     batches = itertools.chain.from_iterable(itertools.repeat(loader))
-    while asked := os.read(0, 1 << 16):
-        for _ in asked:
+    asked = b""
+    while not asked.endswith(END) and (asked := os.read(0, 1 << 16)):
+        for _ in range(asked.count(NEXT)):
             next(batches)
     loader.close()
 

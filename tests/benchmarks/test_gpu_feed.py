@@ -31,7 +31,14 @@ def test_every_part_is_recorded(tmp_path: Path) -> None:
     for part in ("vit", "small"):
         assert not results[part]["errors"]
         others = {name for name, module in NEEDS.items() if there(module)}
-        assert set(results[part]["summary"]) == {"resident", "resident uint8", *LADDER, *TORCH, *others}
+        assert set(results[part]["summary"]) == {
+            "resident",
+            "resident uint8",
+            "resident beside decoding",
+            *LADDER,
+            *TORCH,
+            *others,
+        }
         assert all(len(repeats) == 1 and repeats[0]["rows"] > 0 for repeats in results[part]["repeats"].values())
         assert "idle_against_resident" in results[part]["summary"]["kernel"]
         assert "ms_against_rung_before" in results[part]["summary"]["feedback"]
