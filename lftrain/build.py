@@ -14,6 +14,7 @@ from lfdata.errors import OptionError
 from lftrain.comm.group import Group, join
 from lftrain.compute.adamw import AdamW
 from lftrain.errors import ConfigError
+from lftrain.models import check as check_model
 from lftrain.models import make
 from lftrain.options import Config, DataOptions, HeldOutOptions, OptimizerOptions
 from lftrain.runtime.export import check_export
@@ -35,8 +36,7 @@ def build(config: Config) -> Runtime:
     Raises:
         ConfigError and what loader and model raise for options that make no sense.
     """
-    if config.checkpoint.export:
-        check_export()
+    check(config)
     group = join(config.run)
     # The same parameters on every rank, whatever was drawn before.
     seed_all(derive(config.run.seed, "model"))
@@ -59,6 +59,29 @@ def build(config: Config) -> Runtime:
         record={"config": msgspec.to_builtins(config), "parameters": count(model), "accumulate": accumulate},
     )
     return runtime
+
+
+def check(config: Config) -> None:
+    """All that can be said of a configuration without opening data and making a model.
+
+    Raises:
+        ConfigError, OptionError, MissingExtraError: what :func:`build` would raise for it.
+    """
+    if config.checkpoint.export:
+        check_export()
+    check_model(config.model)
+    data, held = config.data, config.held_out
+    if data.accumulate != "auto" and data.accumulate < 1:
+        raise ConfigError(f"data.accumulate is {data.accumulate}; it is a number of micro-batches from 1 on, or auto")
+    fields(data.fields, "data.fields")
+    fields(held.fields if held else None, "held_out.fields")
+    try:
+        T.from_spec(data.batch_transforms)
+        Loader.check(data.path, mixture=data.mixture, buckets=data.buckets, packing=data.packing, max_bytes=data.max_bytes)
+    except OptionError as error:
+        raise ConfigError(f"data: {error}") from error
+    if not all(0 <= beta < 1 for beta in config.optimizer.betas):
+        raise ConfigError(f"optimizer.betas is {list(config.optimizer.betas)}; each is 0 or more, and less than 1")
 
 
 def planned(config: Config, model: nn.Module, loss: Loss, group: Group) -> int:
@@ -152,8 +175,6 @@ def optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.Optimi
         raise ConfigError("the model has no parameter that is trained (requires_grad)")
     # Not False, which torch takes for a wish to go through the parameters one by one.
     fused = options.fused or None
-    if not all(0 <= beta < 1 for beta in options.betas):
-        raise ConfigError(f"optimizer.betas is {list(options.betas)}; each is 0 or more, and less than 1")
     if options.kind == "sgd":
         return torch.optim.SGD(groups, lr=options.lr, momentum=options.betas[0], fused=fused)
     return AdamW(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=fused)

@@ -38,12 +38,14 @@ def run(config: Path, overrides: tuple[str, ...], check: bool) -> None:
     """
     try:
         options = configuration.load(config, overrides)
-        if check:
-            click.echo(f"{config}: good")
-            return
         # Imported late: a wrong configuration is told without waiting for torch.
         from lftrain.build import build
+        from lftrain.build import check as check_all
 
+        if check:
+            check_all(options)
+            click.echo(f"{config}: good")
+            return
         runtime = build(options)
         result = runtime.run()
     except LfdataError as error:

@@ -51,9 +51,14 @@ def convert(value: Any, kind: type[S], where: str) -> S:
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
         raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
     try:
-        found = msgspec.convert(value, kind)
+        found = msgspec.convert(_worded(value, kind), kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {str(error).replace('$.', '')}") from error
+        told = str(error).replace("$.", "")
+        if wrong := re.search(r"Invalid enum value '(.*)'", told):
+            known = sorted(str(one) for one in _words(kind))
+            near = difflib.get_close_matches(wrong[1], known, 1, 0.6)
+            told += f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{where}: {told}") from error
     if odd := next(_not_finite(found, ""), None):
         raise ConfigError(f"{where}: {odd} is not a finite number")
     return found
@@ -128,6 +133,35 @@ def _unknown(value: Mapping[Any, Any], kind: type[msgspec.Struct], prefix: str) 
             yield f"{prefix}{key}", list(options)
         elif isinstance(inner, Mapping) and (below := _struct(options[key].type)) is not None:
             yield from _unknown(inner, below, f"{prefix}{key}.")
+
+
+def _worded(value: Mapping[Any, Any], kind: type[msgspec.Struct]) -> dict[Any, Any]:
+    """With the words "on" and "off", which YAML takes for true and false, where an option has them as values."""
+    options = {option.encode_name: option.type for option in msgspec.structs.fields(kind)}
+    found = dict(value)
+    for key, inner in value.items():
+        if isinstance(inner, Mapping) and (below := _struct(options.get(key))) is not None:
+            found[key] = _worded(inner, below)
+        elif isinstance(inner, bool) and {"on", "off"} <= _choices(options.get(key)):
+            found[key] = "on" if inner else "off"
+    return found
+
+
+def _choices(kind: Any) -> set[Any]:
+    """The values of a Literal, through Annotated and "or None"."""
+    if typing.get_origin(kind) is typing.Literal:
+        return set(typing.get_args(kind))
+    return set().union(*(_choices(part) for part in typing.get_args(kind) if not isinstance(part, msgspec.Meta)))
+
+
+def _words(kind: type[msgspec.Struct]) -> set[Any]:
+    """All values of options that are a choice of words."""
+    found: set[Any] = set()
+    for option in msgspec.structs.fields(kind):
+        found |= _choices(option.type)
+        if (below := _struct(option.type)) is not None:
+            found |= _words(below)
+    return found
 
 
 def _not_finite(found: msgspec.Struct, prefix: str) -> Iterator[str]:

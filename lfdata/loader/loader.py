@@ -222,6 +222,22 @@ class Loader(Iteration):
         """The epoch that is iterated, or comes next."""
         return self._epoch
 
+    @staticmethod
+    def check(
+        source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        mixture: Mapping[str, Any] | None = None,
+        buckets: Mapping[str, Any] | None = None,
+        packing: Mapping[str, Any] | None = None,
+        max_bytes: int | str | None = None,
+    ) -> None:
+        """Look at options that are no plain numbers or words, without opening data. Raises :class:`OptionError`."""
+        options.mixture(mixture, len(options.sources(source)))
+        options.buckets(buckets)
+        options.packing(packing)
+        if max_bytes is not None:
+            options.size("max_bytes", max_bytes, 1)
+
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch."""
         epoch = options.whole("epoch", epoch, 0, options.MOST_EPOCHS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
 import os
@@ -151,7 +152,9 @@ def options(name: str, value: Any, allowed: Collection[str], needed: Collection[
     if not isinstance(value, Mapping):
         raise OptionError(f"{name} is a mapping with the options {', '.join(allowed)}, not {value!r}")
     if unknown := [option for option in value if option not in allowed]:
-        raise OptionError(f"{name}: there is no option {unknown[0]!r}; there are {', '.join(allowed)}")
+        near = difflib.get_close_matches(str(unknown[0]), allowed, 1, 0.5)
+        hint = f". Did you mean {near[0]!r}?" if near else ""
+        raise OptionError(f"{name}: there is no option {unknown[0]!r}; there are {', '.join(allowed)}{hint}")
     if missing := [option for option in needed if value.get(option) is None]:
         raise OptionError(f"{name} needs the option {missing[0]!r}; it has {list(value)}")
     if "field" in needed and not isinstance(value["field"], str):

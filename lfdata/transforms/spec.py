@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import typing
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,4 +58,24 @@ def from_spec(spec: Any) -> list[Transform]:
     try:
         return list(msgspec.convert(spec, list[_Any]))
     except msgspec.ValidationError as error:
-        raise OptionError(f"transforms: {error}") from error
+        raise OptionError(f"transforms: {error}{_nearest(spec)}") from error
+
+
+def _nearest(spec: Any) -> str:
+    """What may be meant by the first name that is unknown, in words."""
+    kinds = {kind.__name__: kind for kind in typing.get_args(_Any)}
+    for one in spec if isinstance(spec, list | tuple) else ():
+        if not isinstance(one, dict) or not isinstance(name := one.get("transform"), str):
+            continue
+        if name not in kinds:
+            return _meant(name, kinds)
+        options = [option.encode_name for option in msgspec.structs.fields(kinds[name])]
+        for key in one:
+            if key != "transform" and key not in options:
+                return _meant(str(key), options)
+    return ""
+
+
+def _meant(name: str, known: typing.Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    return f". {name!r}: did you mean {near[0]!r}?" if near else f". {name!r}: there are {', '.join(known)}"

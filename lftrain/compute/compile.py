@@ -32,7 +32,7 @@ class CompiledBlocks:
         try:
             _counting(options.backend, options.dynamic, 1.0)
         except TorchDynamoException as error:
-            known = ", ".join(torch.compiler.list_backends())
+            known = ", ".join(sorted({*torch.compiler.list_backends(), "eager", "aot_eager"}))
             raise ConfigError(f"compile.backend {options.backend!r}; there are {known}") from error
         torch._dynamo.config.recompile_limit = options.limit
         for number, block in enumerate(blocks):

@@ -73,6 +73,8 @@ def _observed(number: int, block: nn.Module, original: Any, found: dict[int, Mea
 
 def choose(measured: Sequence[Measured], budget: float) -> list[int]:
     """Places of the blocks to be recomputed: those kept fit into ``budget`` bytes and would have taken longest to compute again."""
+    if sum(one.bytes for one in measured) <= budget:
+        return []
     room_for = max(1, int(budget))
     sizes = [-(-one.bytes * PARTS // room_for) for one in measured]
     # best[c]: (time kept, bitmap of the blocks kept) with at most c units.
@@ -83,7 +85,14 @@ def choose(measured: Sequence[Measured], budget: float) -> list[int]:
             if time_ + one.ms > best[room][0]:
                 best[room] = (time_ + one.ms, kept | 1 << number)
     kept = best[PARTS][1]
-    return [number for number, one in enumerate(measured) if one.bytes and not kept >> number & 1]
+    again = [number for number, one in enumerate(measured) if one.bytes and not kept >> number & 1]
+    # What fits after all, since sizes were rounded up.
+    left = budget - sum(one.bytes for number, one in enumerate(measured) if number not in again)
+    for number in sorted(again, key=lambda place: -measured[place].ms):
+        if measured[number].bytes <= left:
+            left -= measured[number].bytes
+            again.remove(number)
+    return again
 
 
 def recompute(blocks: Sequence[nn.Module], places: Sequence[int]) -> None:

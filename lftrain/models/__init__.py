@@ -16,7 +16,7 @@ from lftrain.errors import ConfigError
 from lftrain.models import lm, vla
 from lftrain.options import ModelOptions
 
-__all__ = ["make", "reference"]
+__all__ = ["check", "make", "reference"]
 
 _KINDS: dict[str, Any] = {"vla": vla, "lm": lm}
 
@@ -29,16 +29,29 @@ def make(options: ModelOptions) -> tuple[nn.Module, Any]:
     """
     if ":" in options.kind:
         return _from_function(options)
+    module, chosen = check(options)
+    return module.make(chosen)  # type: ignore[no-any-return]
+
+
+def check(options: ModelOptions) -> tuple[Any, Any]:
+    """The module of a kind, and its options (none of your own functions', which are asked when they are called).
+
+    Raises:
+        ConfigError: no such kind, size or option.
+    """
+    if ":" in options.kind:
+        return None, None
     if options.kind not in _KINDS:
-        raise ConfigError(f"model.kind {options.kind!r}; there are {', '.join(_KINDS)}, and module:function for yours")
+        near = difflib.get_close_matches(options.kind, _KINDS, 1, 0.5)
+        hint = f": {near[0]}?" if near else ""
+        raise ConfigError(f"model.kind {options.kind!r}; there are {', '.join(_KINDS)}, and module:function for yours{hint}")
     module = _KINDS[options.kind]
     if options.size not in module.SIZES:
         near = difflib.get_close_matches(options.size, module.SIZES, 1)
         raise ConfigError(
             f"model.size {options.size!r}; there are {', '.join(module.SIZES)}" + (f": {near[0]}?" if near else "")
         )
-    chosen = convert({**module.SIZES[options.size], **options.options}, module.Options, "model.options")
-    return module.make(chosen)  # type: ignore[no-any-return]
+    return module, convert({**module.SIZES[options.size], **options.options}, module.Options, "model.options")
 
 
 def reference() -> str:

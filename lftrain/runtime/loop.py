@@ -38,7 +38,7 @@ from lftrain.runtime.feed import Feed, LoaderLike
 from lftrain.runtime.precision import Precision
 from lftrain.runtime.rates import Rates, Schedule
 from lftrain.runtime.seed import be_deterministic, derive, random_state, seed_all, set_random_state
-from lftrain.runtime.state import HOOK, collect, restore
+from lftrain.runtime.state import HOOK, check_state, collect, restore
 from lftrain.runtime.step import Loss, StepRunner, check_parameters
 from lftrain.runtime.storage import Reader, read_tensor
 from lftrain.runtime.watch import Watch
@@ -107,6 +107,7 @@ class Runtime:
             self.records.event("fp8", told, shared=True)
         self.parallel = Parallel(model, self.group, options.ddp, lambda text: self.records.event("hook", text, shared=True))
         check_parameters(optimizer, self.parallel)
+        check_state(model)
         self.meter = Meter(device)
         clip = options.precision.clip or None
         self.runner = StepRunner(loss, self.parallel, optimizer, self.precision, self.group, clip, self.meter.mark)

@@ -17,13 +17,24 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from lftrain.errors import CheckpointError
+from lftrain.errors import CheckpointError, ConfigError
 from lftrain.runtime.storage import Manifest, Reader
 
 Tensors = dict[str, torch.Tensor]
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 # What names of tensors begin with. The hook's are read one by one, if they fit.
 MODEL, OPTIMIZER, HOOK = "model.", "optimizer.", "hook."
+
+
+def check_state(model: nn.Module) -> None:
+    """Raise :class:`ConfigError` for a model that checkpoints cannot hold: state of modules other than tensors (``get_extra_state``)."""
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            kind = type(module).__name__
+            raise ConfigError(
+                f"module {name or kind!r} ({kind}) keeps a state of its own (get_extra_state), and checkpoints hold tensors: keep it in "
+                "parameters and buffers"
+            )
 
 
 def collect(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Tensors, dict[str, Any]]:

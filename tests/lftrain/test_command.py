@@ -127,6 +127,29 @@ def test_a_loader_of_ones_own_is_not_asked_for_another_batch_size(tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("model.options.fielt='x'", "unknown key 'fielt'; did you mean 'field'?"),
+        ("model.kind=vlaa", "there are vla, lm, and module:function for yours: vla?"),
+        ("model={kind='vla', options={freeze=['visionn']}}", "did you mean 'vision'?"),
+        ("data.mixture={weight=[1]}", "Did you mean 'weights'?"),
+        ("data.packing={field='x', window=8, capacityy=9}", "Did you mean 'capacity'?"),
+        ("data.accumulate=0", "data.accumulate is 0"),
+        ("data.max_bytes='4Gib'", "max_bytes is a number of bytes"),
+        ("optimizer.betas=[0.9, 1.0]", "optimizer.betas is [0.9, 1.0]"),
+        ("data.fields.x=[{transform='Tokenss', length=4}]", "data.fields.x: transforms: Invalid value 'Tokenss'"),
+        ("data.fields.x=[{transform='Tokens', lenght=4}]", "'lenght': did you mean 'length'?"),
+        ("data.batch_transforms=[{transform='MixUpp'}]", "did you mean 'MixUp'?"),
+    ],
+)
+@pytest.mark.parametrize("check", [True, False])
+def test_a_check_finds_what_a_run_would(config: Path, value: str, said: str, check: bool) -> None:
+    words = [*(("model.kind=lm",) if "fielt" in value else ()), value]
+    found = CliRunner().invoke(main, ["run", str(config), *(["--check"] if check else []), *(f"--set={one}" for one in words)])
+    assert found.exit_code == 1 and said in found.stderr, found.output
+
+
+@pytest.mark.parametrize(
     ("values", "said"),
     [
         (("optimizer.lr=inf",), "optimizer.lr is not a finite number"),

@@ -46,9 +46,18 @@ def test_yaml_says_the_same_as_toml(tmp_path: Path) -> None:
     assert found == configuration.load(toml)
 
 
+def test_on_and_off_are_words_in_yaml_too(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    text = "run: {folder: out, steps: 10}\ndata: {path: shards, batch_size: 8}\nmodel: {kind: lm}\n"
+    found = configuration.load(written(tmp_path, text + "metrics: {live: on}\ncompile: {blocks: on}\n", "config.yaml"))
+    assert found.metrics.live == "on" and found.compile.blocks is True
+    assert configuration.load(written(tmp_path, text + "metrics: {live: off}\n", "config.yaml")).metrics.live == "off"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        (GOOD + "[precision]\nmode = 'bf61'\n", "did you mean 'bf16'?"),
         (GOOD + "[optimiser]\nlr = 1\n", "unknown key 'optimiser'; did you mean 'optimizer'"),
         (GOOD.replace("steps", "stepz"), "unknown key 'run.stepz'; did you mean 'steps'"),
         (GOOD + "[precision]\nmoed = 'bf16'\n", "unknown key 'precision.moed'; did you mean 'mode'"),
