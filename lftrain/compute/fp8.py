@@ -35,10 +35,9 @@ class Fp8Linear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """(..., in) -> (..., out)."""
         rows = input.reshape(-1, input.shape[-1])
+        found = product(rows.detach(), self.weight, self.scale, self.bias, self.kind)
         if torch.is_grad_enabled() and rows.requires_grad:
-            found: torch.Tensor = _Passing.apply(rows, self.weight, self.scale, self.bias, self.kind)
-        else:
-            found = product(rows, self.weight, self.scale, self.bias, self.kind)
+            found = _passing(found, rows, self.weight, self.scale)
         return found.view(*input.shape[:-1], self.out_features)
 
     def take(self, original: torch.Tensor) -> None:
@@ -67,34 +66,41 @@ class Fp8Linear(nn.Linear):
         self.take(original)
 
 
-class _Passing(torch.autograd.Function):
+# Operators that the compiler does not look into. As a torch.autograd.Function it traces them to gradients of zero, whatever the backend
+# (torch 2.11).
+@torch.library.custom_op("lftrain::fp8_passing", mutates_args=())
+def _passing(found: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - for the gradient
     """The product where a layer before is trained: its gradient is that of the quantised weights, and activations as if they were not."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, kind: torch.dtype
-    ) -> torch.Tensor:
-        ctx.save_for_backward(weight, scale)
-        ctx.kind = rows.dtype
-        return product(rows, weight, scale, bias, kind)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        weight, scale = ctx.saved_tensors
-        return _back(*gradients, weight, scale).to(ctx.kind), None, None, None, None
+    return found.clone()
 
 
-# As one piece, which inductor does not look into: within a Triton kernel of its own it took the bytes for float32 (torch 2.11), and gradients
-# were zero.
 @torch.library.custom_op("lftrain::fp8_back", mutates_args=())
 def _back(gradient: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """(N, M) times the layer's (M, K): (N, K)."""
     return gradient @ (weight.view(FLOAT8).float() * scale[:, None]).to(gradient.dtype)
 
 
+@_passing.register_fake
+def _(found: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+    return torch.empty_like(found)
+
+
 @_back.register_fake
-def _(gradient: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - it has the arguments of the other
+def _(gradient: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
     return gradient.new_empty(len(gradient), weight.shape[1])
+
+
+def _keep(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:  # noqa: ARG001
+    _, rows, weight, scale = inputs
+    ctx.save_for_backward(weight, scale)
+    ctx.kind = rows.dtype
+
+
+def _backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    return None, _back(gradient, *ctx.saved_tensors).to(ctx.kind), None, None
+
+
+torch.library.register_autograd("lftrain::fp8_passing", _backward, setup_context=_keep)
 
 
 def quantized(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
