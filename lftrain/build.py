@@ -12,6 +12,7 @@ import lfdata.transforms as T
 from lfdata import Loader
 from lfdata.errors import OptionError
 from lftrain.comm.group import Group, join
+from lftrain.compute import masters
 from lftrain.compute.adamw import AdamW
 from lftrain.errors import ConfigError
 from lftrain.models import check as check_model
@@ -73,6 +74,8 @@ def check(config: Config) -> None:
     data, held = config.data, config.held_out
     if data.accumulate != "auto" and data.accumulate < 1:
         raise ConfigError(f"data.accumulate is {data.accumulate}; it is a number of micro-batches from 1 on, or auto")
+    micro = None if data.accumulate == "auto" else data.accumulate
+    masters.check(config, micro, config.optimizer.kind == "adamw" and config.optimizer.fused)
     fields(data.fields, "data.fields")
     fields(held.fields if held else None, "held_out.fields")
     try:

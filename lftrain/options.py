@@ -50,6 +50,13 @@ class PrecisionOptions(Struct, frozen=True, kw_only=True):
     mode: Annotated[
         Literal["fp32", "bf16", "fp16"], _doc("`bf16`, `fp16`: autocast with fp32 weights; fp16 with a gradient scale")
     ] = "fp32"
+    weights: Annotated[
+        Literal["fp32", "compute"],
+        _doc(
+            "`compute`: weights of linear layers that are trained are stored in bf16, beside fp32 masters, which AdamW updates and checkpoints "
+            "hold: the same numbers, less to move. With `bf16`, fused AdamW, one micro-batch a step; ranks add up such gradients in bf16"
+        ),
+    ] = "fp32"
     frozen: Annotated[
         Literal["keep", "compute", "fp8"],
         _doc(

@@ -100,6 +100,7 @@ def trained(
             "graph.enabled": "true",
             "graph.tolerance": TOLERANCE["fp8" if fp8 else "compute"],
             "precision.frozen": '"fp8"' if fp8 else '"compute"',
+            "precision.weights": '"compute"',
         }
     else:
         chosen |= {"optimizer.fused": "false"}

@@ -30,8 +30,9 @@ class Plan:
 
 
 def rungs(workers: int) -> dict[str, Setting]:
-    """By name, in order. ``loop`` is (a) without the runtime, ``graph`` is (e) without compiled blocks. (f) goes beyond (a) to (e), which all
-    compute in bf16: its frozen layers do in float8."""
+    """By name, in order. ``loop`` is (a) without the runtime, ``graph`` is (d) in a graph without compiled blocks, ``e32`` is (e) with trained
+    weights cast anew each step, as all before have it: the numbers are the same. (f) goes beyond (a) to (e), which all compute in bf16: its
+    frozen layers do in float8."""
     plain = Setting(loader="torch", workers=workers, fused=False)
     return {
         "a0": Setting(loader="torch-defaults", fused=False),
@@ -41,8 +42,9 @@ def rungs(workers: int) -> dict[str, Setting]:
         "c": Setting(),
         "d": Setting(compiled=True),
         "graph": Setting(graph=True),
-        "e": Setting(compiled=True, graph=True),
-        "f": Setting(compiled=True, graph=True, frozen="fp8"),
+        "e32": Setting(compiled=True, graph=True),
+        "e": Setting(compiled=True, graph=True, weights="compute"),
+        "f": Setting(compiled=True, graph=True, weights="compute", frozen="fp8"),
     }
 
 

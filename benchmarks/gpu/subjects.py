@@ -54,8 +54,8 @@ class Setting:
     Attributes:
         loader: ``lfdata``, ``torch`` (``workers`` processes, pinned and kept) or ``torch-defaults``. fused, compiled, graph: what they say.
         runtime: false for the plain loop. accumulate: micro-batches of a step. trunk: whether picture and language layers are trained too.
-        frozen: how layers that are not trained compute (``precision.frozen``). feedback: of lfdata's loader. bucket_mb, bucket_view: of
-        DDP, with several ranks.
+        frozen: how layers that are not trained compute (``precision.frozen``). weights: how trained ones are stored (``precision.weights``).
+        feedback: of lfdata's loader. bucket_mb, bucket_view: of DDP, with several ranks.
     """
 
     loader: str = "lfdata"
@@ -69,6 +69,7 @@ class Setting:
     deterministic: bool = False
     trunk: bool = False
     frozen: str = "compute"
+    weights: str = "fp32"
     torch_budget: float | None = None
     feedback: bool = False
     bucket_mb: float = 25.0
@@ -170,7 +171,7 @@ class Subject:
                 deterministic=setting.deterministic,
                 device="cuda" if device == "cuda" else "cpu",
             ),
-            precision=PrecisionOptions(mode=setting.precision, frozen=setting.frozen),  # type: ignore[arg-type]
+            precision=PrecisionOptions(mode=setting.precision, frozen=setting.frozen, weights=setting.weights),  # type: ignore[arg-type]
             ddp=DdpOptions(bucket_mb=setting.bucket_mb, bucket_view=setting.bucket_view, checksum_every=0),
             compile=CompileOptions(blocks=setting.compiled, backend=self.bench.backend),
             graph=GraphOptions(enabled=setting.graph, tolerance=TOLERANCE[setting.frozen]),

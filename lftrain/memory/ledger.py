@@ -17,7 +17,8 @@ _PAGE = os.sysconf("SC_PAGESIZE")
 class Ledger:
     """Bytes by owner.
 
-    On a GPU ``other`` is what torch has allocated there beyond parameters, gradients and optimiser; ``activations`` the peak beyond
+    ``parameters`` are with their masters (precision.weights). On a GPU ``other`` is what torch has allocated there beyond parameters,
+    gradients and optimiser; ``activations`` the peak beyond
     those since the last look; ``cached`` what torch holds and does not use. ``host`` is this process's resident memory without the
     loader's slots, which are ``loader``.
 
@@ -35,9 +36,10 @@ class Ledger:
     def look(self) -> dict[str, float]:
         """MB by owner, now."""
         parameters = list(self._model.parameters())
+        masters = [one for one in (getattr(one, "master", None) for one in parameters) if one is not None]
         states = [value for state in self._optimizer.state.values() for value in state.values()]
         owners = {
-            "parameters": _bytes(parameters),
+            "parameters": _bytes([*parameters, *masters]),
             "gradients": _bytes([one.grad for one in parameters if one.grad is not None]),
             "optimizer": _bytes([value for value in states if isinstance(value, torch.Tensor)]),
         }

@@ -17,6 +17,7 @@ from lftrain.comm.checksum import compare
 from lftrain.comm.ddp import Parallel
 from lftrain.comm.group import Group, join
 from lftrain.comm.pulse import Pulse, is_collective_error
+from lftrain.compute import masters
 from lftrain.compute.compile import CompiledBlocks
 from lftrain.compute.fp8 import refresh
 from lftrain.compute.graph import GraphedStep
@@ -101,6 +102,8 @@ class Runtime:
         rank = self.group.rank if self.group.world > 1 else None
         self.records = Records(self.folder if first else None, metrics.tensorboard, rank)
         device = self.group.device
+        micro = accumulate or int(loader.state_dict().get("accumulate", 1))
+        masters.check(options, micro, masters.takes_masters(optimizer))
         self.model, self.optimizer, self.loss = model.to(device), optimizer, loss
         self.precision = Precision(options.precision, device)
         if told := self.precision.prepare(model):
@@ -111,7 +114,6 @@ class Runtime:
         self.meter = Meter(device)
         clip = options.precision.clip or None
         self.runner = StepRunner(loss, self.parallel, optimizer, self.precision, self.group, clip, self.meter.mark)
-        micro = accumulate or int(loader.state_dict().get("accumulate", 1))
         self.feed = Feed(loader, micro, device, options.run.copy_ahead)
         self.rates = Rates(optimizer, schedule or (lambda _: 1.0))
         self.live = Live(metrics.live if first else "off", run.steps)
@@ -259,7 +261,7 @@ class Runtime:
     def _graph(self) -> GraphedStep:
         def state() -> list[torch.Tensor]:
             kept = [value for one in self.optimizer.state.values() for value in one.values() if isinstance(value, torch.Tensor)]
-            return [*kept, *self.precision.tensors(), *self.runner.buffers.tensors()]
+            return [*kept, *self.precision.masters, *self.precision.tensors(), *self.runner.buffers.tensors()]
 
         return GraphedStep(
             self.runner,
@@ -355,6 +357,7 @@ class Runtime:
             untouched = int(state["watch"].get("skipped", 0)) >= manifest.step
             restore(self.model, self.optimizer, Reader(path, manifest), manifest, state["optimizer"], where, untouched)
             refresh(self.model)
+            masters.refresh(self.model)
             self.precision.load_state_dict(state["precision"], where)
             self.watch.load_state_dict(state["watch"])
             self.feed.load_state_dict(state["loader"], self.options.checkpoint.allow_batch_change)

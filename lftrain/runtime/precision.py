@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lftrain.compute import masters
+from lftrain.compute.adamw import master_of
 from lftrain.compute.fp8 import Fp8Linear, convert
 from lftrain.errors import ConfigError, DamagedCheckpointError, NonFiniteError
 from lftrain.options import PrecisionOptions
@@ -20,6 +22,7 @@ class Precision:
 
     Attributes:
         scale: float32 scalar on the device: what losses are multiplied by; 1 but for fp16.
+        masters: fp32 values of parameters that are stored in fewer bits, once :meth:`prepare` has run.
     """
 
     def __init__(self, options: PrecisionOptions, device: torch.device) -> None:
@@ -28,9 +31,15 @@ class Precision:
         self.scaled = options.mode == "fp16"
         self.scale = torch.tensor(options.scale_init if self.scaled else 1.0, device=device)
         self._good = torch.zeros((), dtype=torch.int32, device=device)
+        self._halves: list[nn.Parameter] = []
+
+    @property
+    def masters(self) -> list[torch.Tensor]:
+        # As they are now: loading a state may put others in their place.
+        return [master for one in self._halves if (master := master_of(one)) is not None]
 
     def prepare(self, model: nn.Module) -> str:
-        """Store parameters that are not trained in the compute type or in fp8, if that is asked for. Returns which are in fp8, or "".
+        """Store parameters in the compute type, and those that are not trained in fp8, if that is asked for. Returns which are in fp8, or "".
 
         Raises:
             ConfigError: parameters in fp16 are to be trained: their gradients can be neither scaled back nor added up. Or fp8 that cannot be.
@@ -45,6 +54,8 @@ class Precision:
             for parameter in (one for module in modules for one in module.parameters(recurse=False)):
                 if not parameter.requires_grad and parameter.dtype is torch.float32:
                     parameter.data = parameter.data.to(self.type)
+        if self.options.weights == "compute":
+            self._halves = masters.convert(model, self.type)
         return convert(model, self.type, self.device) if self.options.frozen == "fp8" else ""
 
     def autocast(self) -> torch.autocast:

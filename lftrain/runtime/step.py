@@ -121,6 +121,11 @@ class StepRunner:
     def _gradients(self, batches: Sequence[Batch]) -> torch.Tensor:
         """Forward and backward of all micro-batches; this rank's facts."""
         parallel, last = self.parallel, len(batches) - 1
+        if last and self.precision.masters:
+            raise ConfigError(
+                f'a step came in {last + 1} micro-batches, whose gradients precision.weights = "compute" would add up in bf16: take '
+                'precision.weights = "fp32", or one a step'
+            )
         self.optimizer.zero_grad(set_to_none=True)
         parallel.begin()
         counts: list[torch.Tensor] = []
@@ -149,7 +154,7 @@ class StepRunner:
 
     def _facts(self, counts: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
         gradients = self._present()
-        self._norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
+        self._norms = _norms(gradients)
         reduced = torch.where(torch.isfinite(self._norms), self._none, self._places).min()
         own = self.parallel.first_bad if self.group.world > 1 else reduced
         places = torch.arange(len(sums), device=sums.device)
@@ -214,6 +219,19 @@ class StepRunner:
             firsts = [int(row[FIRST_REDUCED]) for row in rows]
             found = [(rank, names[first] if first < len(names) else "", -1) for rank, first in enumerate(firsts)]
         return tuple(found)
+
+
+def _norms(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """Of each gradient, summed up in float32: float32 (gradients,)."""
+    kinds = {one.dtype for one in gradients}
+    if kinds == {torch.float32}:
+        return torch.stack(list(torch._foreach_norm(gradients)))
+    found: dict[int, torch.Tensor] = {}
+    for kind in kinds:
+        places = [place for place, one in enumerate(gradients) if one.dtype is kind]
+        norms = torch._foreach_norm([gradients[place] for place in places], 2, torch.promote_types(kind, torch.float32))
+        found |= zip(places, norms, strict=True)
+    return torch.stack([found[place].float() for place in range(len(gradients))])
 
 
 def _checked(returned: Any) -> tuple[torch.Tensor, torch.Tensor]:

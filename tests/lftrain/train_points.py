@@ -18,7 +18,7 @@ import trainkit
 from torch import nn
 
 from lfdata.errors import LfdataError
-from lftrain import ActivationOptions, CheckpointOptions, DdpOptions, PrecisionOptions, RunOptions
+from lftrain import ActivationOptions, AdamW, CheckpointOptions, DdpOptions, PrecisionOptions, RunOptions
 from lftrain.models.layers import Experts
 
 
@@ -118,7 +118,8 @@ def main(path: Path) -> None:
     model = trainkit.make_frozen_model() if told.get("frozen") else model
     model = Spare() if "unused" in told else model
     task.model = model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    kind = AdamW if told.get("precision", {}).get("weights") == "compute" else torch.optim.AdamW
+    optimizer = kind(model.parameters(), lr=1e-2, fused=True)
     accumulate = told.get("accumulate", 1)
     loader = trainkit.make_loader(Path(told["data"]), accumulate=accumulate, **told.get("loader", {}))
     found: dict[str, Any] = {"rank": task.rank}
