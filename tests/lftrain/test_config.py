@@ -61,7 +61,7 @@ def test_on_and_off_are_words_in_yaml_too(tmp_path: Path) -> None:
         (GOOD + "[optimiser]\nlr = 1\n", "unknown key 'optimiser'; did you mean 'optimizer'"),
         (GOOD.replace("steps", "stepz"), "unknown key 'run.stepz'; did you mean 'steps'"),
         (GOOD + "[precision]\nmoed = 'bf16'\n", "unknown key 'precision.moed'; did you mean 'mode'"),
-        (GOOD + "[precision]\nqqqq = 1\n", "unknown key 'precision.qqqq'; there are mode, frozen"),
+        (GOOD + "[precision]\nqqqq = 1\n", "unknown key 'precision.qqqq'; there are mode, weights, frozen"),
         (GOOD.replace("steps = 10", "steps = 0"), "run.steps"),
         (GOOD.replace("steps = 10", "steps = '10'"), "run.steps"),
         (GOOD + "[precision]\nmode = 'fp8'\n", "precision.mode"),
