@@ -34,7 +34,7 @@ LADDER: Columns = {
 CURVE: Columns = {
     "ms a step": lambda found: spread(found["ms"], ".0f"),
     "peak, GB": lambda found: f"{found['peak_mb']['median'] / 1000:.1f}",
-    "blocks recomputed": lambda found: str(found["recomputed"]),
+    "blocks recomputed": lambda found: str(found.get("recomputed", "by torch")),
 }
 COSTS: Columns = {
     "ms a step": lambda found: spread(found["ms"], ".1f"),
@@ -62,6 +62,14 @@ QUALITY: Columns = {
     "p: not worse by 5 %": lambda found: f"{found['not_worse_p']:.4f}",
 }
 
+RANKS: Columns = {
+    "samples/s, one batch": lambda found: spread(found["resident"]["samples_per_s"], ".0f"),
+    "with the loader": lambda found: spread(found["loader"]["samples_per_s"], ".0f"),
+    "and feedback": lambda found: spread(found["feedback"]["samples_per_s"], ".0f"),
+    "efficiency with the loader": lambda found: f"{found['efficiency']['loader']:.2f}",
+    "CPU-s / 1,000": lambda found: f"{found['loader']['cpu_s_per_1000']['median']:.2f}",
+}
+
 # Records whose parts are the rows of one table, by what each of them has: ``<!-- gpu: NAME all -->``.
 WHOLE = {"beyond_the_band": ("model", ACTIVATIONS), "calls": ("batches", STEADY), "not_worse_p": ("all of it", QUALITY)}
 # By the name that the rows have in a part of a record.
@@ -70,6 +78,7 @@ KINDS = {
     "rungs": ("rung", LADDER),
     "curve": ("recomputed", CURVE),
     "settings": ("step", COSTS),
+    "worlds": ("GPUs", RANKS),
 }
 
 
@@ -82,6 +91,8 @@ def table(record: dict[str, Any], part: str) -> str:
     if part == "all":
         return _whole(record)
     made = record["results"][part]
+    if worlds := {name: one for name, one in made.items() if name.isdigit()}:
+        made = {**made, "worlds": worlds}
     key = next((key for key in KINDS if key in made), None)
     if key is None:
         raise KeyError(f"{part}: nothing that is known")
@@ -107,6 +118,8 @@ def about(record: dict[str, Any], made: dict[str, Any]) -> str:
     gpu = (record.get("gpu") or machine.get("gpu") or {}).get("name", "")
     rows = [row for key in ("rungs", "curve", "settings") for row in made.get(key, {}).values()]
     repeats = min((len(row["rounds_ms"]) for row in rows), default=0)
+    rounds = [way["parts_ms"]["0"] for one in made.get("worlds", {}).values() for way in (one["resident"], one["loader"])]
+    repeats = repeats or min(map(len, rounds), default=0)
     # A way that failed has none, and no row.
     repeats = repeats or min((len(one) for one in made.get("repeats", {}).values() if one), default=0)
     date = (made.get("date") or record["date"])[:10]

@@ -7,6 +7,7 @@ the device; random numbers from the device's default generator, which a graph re
 from __future__ import annotations
 
 import contextlib
+import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -100,7 +101,7 @@ class GraphedStep:
             self._restore(before)
             graph = torch.cuda.CUDAGraph()
             # Other threads may go on with what they do on the GPU: torch's DataLoader pins memory from one.
-            with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
+            with _uncollected(), torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
                 self._report = self._step(self._static)
             graph.replay()
             worst = self._worst(*eager)
@@ -207,6 +208,19 @@ def _refused_to_wait() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No collection of garbage: what it frees (pinned memory, events) may call CUDA in ways that break a capture off."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _recover(device: torch.device, stream: torch.cuda.Stream, pool: Any) -> None:

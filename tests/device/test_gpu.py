@@ -26,6 +26,7 @@ PICTURES: dict[str, Any] = {"image": [T.RandomResizedCrop(224), T.RandomHorizont
 DRAWN = Images(dtype="float32", crop=(200, 180), flip=0.5, mixup=0.4, cutmix=1.0)
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "pictures": ("pictures", {"fields": PICTURES, "engine": "process"}),
+    "parts of batches": ("pictures", {"fields": PICTURES, "engine": "process", "max_bytes": "2MiB", "over": "split"}),
     "every kind": ("complete", {"fields": ["ids", "sound", "box", "points", "label", "caption", "blob"], "engine": "inline"}),
     "micro-batches": ("numbers", {"accumulate": 2}),
     "packed": ("numbers", {"fields": ["ids"], "packing": {"field": "ids", "window": 32, "capacity": 9}}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,20 @@ def test_weights_below_one_and_steps_that_count_nothing_need_no_wait(tmp_path: P
     assert (plain.watch.skipped, empty.watch.skipped) == (0, 1)
     (event,) = gpukit.events(tmp_path / "empty", "skipped step")
     assert event["step"] == 13 and "nothing that counts" in event["message"]
+
+
+def test_nothing_is_collected_while_a_step_is_captured(tmp_path: Path) -> None:
+    seen: dict[bool, list[bool]] = {True: [], False: []}
+
+    def loss(model: Any, batch: Any) -> Any:
+        seen[torch.cuda.is_current_stream_capturing()].append(gc.isenabled())
+        return weighted(model, batch)
+
+    batches = [{**one, "weight": torch.ones(4)} for one in gpukit.scenes(8)]
+    assert gpukit.captured(
+        gpukit.trained(tmp_path, 8, batches, the_loss=loss, graph=GraphOptions(enabled=True, tolerance=1e-2))
+    )
+    assert seen[True] == [False] and all(seen[False]) and gc.isenabled()
 
 
 def test_a_count_that_cannot_be_in_a_replayed_step_changes_nothing(tmp_path: Path) -> None:
