@@ -115,7 +115,8 @@ def _whole(record: dict[str, Any]) -> str:
 def about(record: dict[str, Any], made: dict[str, Any]) -> str:
     """The line below."""
     machine = record["machine"]
-    gpu = (record.get("gpu") or machine.get("gpu") or {}).get("name", "")
+    several = machine.get("gpus") or [{}]
+    gpu = (record.get("gpu") or machine.get("gpu") or several[0]).get("name", "")
     rows = [row for key in ("rungs", "curve", "settings") for row in made.get(key, {}).values()]
     repeats = min((len(row["rounds_ms"]) for row in rows), default=0)
     rounds = [way["parts_ms"]["0"] for one in made.get("worlds", {}).values() for way in (one["resident"], one["loader"])]
