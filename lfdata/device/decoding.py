@@ -30,7 +30,7 @@ class Measured:
 
 
 # docs/scheduler.md, "Which decoder": only what was measured; with anything else the processor decodes.
-MEASURED = (Measured("NVIDIA H200", (16, 16), "cpu", "W1-tiles-h200.json"),)
+MEASURED = (Measured("NVIDIA H200", (16, 16), "cpu", "gpu-starved.json"),)
 
 
 def measured(gpu: str, cores: int) -> str:

@@ -153,7 +153,8 @@ class DeviceLoader:
 
     def stats(self) -> dict[str, Any]:
         """The loader's, and under ``"device"``: bytes registered, or why that was refused; places of the ring, their size and bytes; bytes of
-        the staging area; how often the ring had to grow; batches that got memory of their own since the consumer kept others; batches and
+        the staging area; how often places were reserved (once, and for a later epoch whose largest batch has no room), and how often the ring
+        had to grow for a batch beyond that; batches that got memory of their own since the consumer kept others; batches and
         bytes copied, batches copied from pageable memory; seconds the device waited for copies (with feedback). Under ``"decoding"``, if
         DALI decodes: pictures that it got, how often it ended with an error, batches that the loader made in its place then."""
         device = None if self._transfer is None else self._transfer.report()

@@ -45,7 +45,7 @@ class Ring:
 
     def __init__(self, backend: Backend, places: int, most: int | None = None) -> None:
         self._backend, self._most, self._wanted = backend, most, places
-        self.size = self.grown = self.extra = 0
+        self.size = self.grown = self.extra = self.reservations = 0
         self.places: list[Place] = []
         self._free: deque[Place] = deque()
 
@@ -63,6 +63,7 @@ class Ring:
         """Have room for batches of ``size`` bytes. Places that are lent are replaced later."""
         if size <= self.size and self.places:
             return
+        self.reservations += 1
         self.size = max(self.size, self.roomy(size))
         count = self.count(self.size)
         while self._free:

@@ -307,6 +307,7 @@ class Transfer:
             "place_bytes": self.ring.size,
             "bytes": self.ring.bytes,
             "staging": self.staging,
+            "reservations": self.ring.reservations,
             "grown": self.ring.grown,
             "extra": self.ring.extra,
             "batches": self.batches,

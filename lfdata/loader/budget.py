@@ -21,6 +21,8 @@ OVER = ("error", "split")
 # The batch a consumer has, the one it asks for while it still has the other, and one that is being filled meanwhile. More than these are
 # only filled while the consumer holds one batch.
 FEWEST_SLOTS = 3
+# Slots are larger by a part of this than their epoch needs.
+ROOM = 8
 LEAST_BYTES = PAGE * (1 + FEWEST_SLOTS)
 # Rows that are looked up at a time.
 ROWS_AT_ONCE = 1 << 18
@@ -171,7 +173,10 @@ class Budget:
         room, steps, found = self._most - PAGE, self._producer.steps, self.epoch(epoch)
         while (size := aligned(max(1, found.slot(steps)), PAGE)) * FEWEST_SLOTS > room:
             steps = -(-steps // 2)
-        return Reserved(max(FEWEST_SLOTS, min(wanted, room // size)), size, steps)
+        count = max(FEWEST_SLOTS, min(wanted, room // size))
+        # A later epoch's largest batch is seldom much larger: with a little room, if that costs no slot, it needs no other slots.
+        roomy = aligned(size + size // ROOM, PAGE)
+        return Reserved(count, roomy if roomy * count <= room else size, steps)
 
     def fits(self, epoch: int, reserved: Reserved) -> bool:
         """Whether all steps of an epoch fit into such slots. One that is beyond the budget does not; :meth:`epoch` says why."""

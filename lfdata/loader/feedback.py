@@ -19,7 +19,10 @@ from lfdata.schedule.control import Controller, Tick
 from lfdata.schedule.sampler import Sampler
 from lfdata.schedule.sensors import Sensor, find
 
-WANTED = ("auto", "gpm", "utilisation", "wait")
+NAMED = ("gpm", "utilisation")
+WANTED = ("auto", *NAMED, "wait")
+# A process that asked for a sensor and uses no GPU for so long is told.
+TELL_SECONDS = 5.0
 log = logging.getLogger("lfdata")
 
 
@@ -79,6 +82,7 @@ class Feedback:
         self.device: int | None = None
         self._gpu: str | None = None
         self._handed = self._copying = 0.0
+        self._began, self._told = time.perf_counter(), False
         self._sampler: Sampler | None = None
         if isinstance(wanted, Own):
             self._sampler = wanted.begin(slots.board)
@@ -94,6 +98,12 @@ class Feedback:
         now = time.perf_counter()
         if self._gpu is None and self._sampler is not None:
             self._gpu = current_gpu(self.device)
+            if self._gpu is None and self._wanted in NAMED and not self._told and now - self._began > TELL_SECONDS:
+                self._told = True
+                log.warning(
+                    "feedback=%r was asked for, and this process uses no GPU: feedback goes by the consumer's waits alone",
+                    self._wanted,
+                )
         if self._handed:
             stages = dict.fromkeys(STAGES, 0.0)
             for stage, _, seconds, _ in done.spans:

@@ -19,6 +19,7 @@ from lfdata.loader.feedback import Watching
 from lfdata.loader.jobs import Event
 from lfdata.loader.pipeline import Pipeline, start, stop
 from lfdata.loader.produce import Producer
+from lfdata.loader.statistics import Statistics
 from lfdata.loader.trace import Trace
 from lfdata.loader.turn import Batches, Turn
 
@@ -41,6 +42,8 @@ class Iteration:
         self._names, self._make = Names(producer.parts), make
         self._pipelines: list[Pipeline] = []
         weakref.finalize(self, stop, self._pipelines)
+        # Of the engine that was started last.
+        self._statistics = Statistics(1)
         self._owner, self._turn = os.getpid(), Turn()
         self._epoch, self._done, self._loaded, self._generation = 0, 0, False, 0
         self._bad, self._rows, self._copied = 0, 0, 0
@@ -126,6 +129,7 @@ class Iteration:
         if not self._pipelines:
             with uninterrupted():
                 self._pipelines.append(start(self._producer, *self._options, self._budget, epoch))
+            self._statistics = self._pipelines[0].statistics
             if (watching := self._pipelines[0].feedback) is not None:
                 watching.device = self._gpu
         pipeline = self._pipelines[0]

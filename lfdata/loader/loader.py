@@ -23,7 +23,6 @@ from lfdata.loader.pipeline import stop_in_turn
 from lfdata.loader.produce import Producer
 from lfdata.loader.spec import BadSpec, FieldSpec, OrderSpec, Spec
 from lfdata.loader.state import build, parts_of, position_of, state_of
-from lfdata.loader.statistics import Statistics
 from lfdata.loader.trace import Trace
 from lfdata.order.order import MODES, TAILS
 from lfdata.order.permutation import MAX_SAMPLES
@@ -257,12 +256,13 @@ class Loader(Iteration):
 
     def stats(self) -> dict[str, Any]:
         """Rows delivered to this rank, bad samples met, batches that were copied since the consumer kept others, bytes of the slots and
-        whether their pages may be huge, the last events (:class:`lfdata.loader.jobs.Event`); and of the engine since it started
-        (docs/scheduler.md): time by stage, waits of the consumer, slots that were ready when it asked, occupancy of the lanes, page faults."""
+        whether their pages may be huge, the last events (:class:`lfdata.loader.jobs.Event`).
+
+        And of the engine, or of the last one there was, since its start (docs/scheduler.md): time by stage, waits of the consumer, slots that
+        were ready when it asked, occupancy of the lanes, page faults."""
         # Another thread may be ending it.
         pipeline = next(iter(self._pipelines), None)
         slots = pipeline.slots if pipeline else None
-        engine = pipeline.statistics if pipeline else Statistics(1)
         return {
             "rows": self._rows,
             "bad": self._bad,
@@ -273,7 +273,7 @@ class Loader(Iteration):
             "steps_a_slot": pipeline.steps if pipeline else self._producer.steps,
             "events": list(self._events),
             "width": int(slots.width[0]) if slots else 0,
-            **engine.report(),
+            **self._statistics.report(),
             "feedback": pipeline.feedback.report() if pipeline and pipeline.feedback else None,
         }
 

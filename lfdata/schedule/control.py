@@ -113,8 +113,10 @@ class Controller:
             self._ahead.up()
             return
         self._width.towards(math.ceil(MARGIN * load), load)
-        # With all that were under way filled each time, one less would have been enough.
-        self._ahead.towards(self.ahead - 1 if tick.ready >= self.ahead else self.ahead)
+        # With all that had had time filled each time, one less would have been enough. Of the most there may be, one waits for the slot that
+        # the consumer gives back as it asks, and has had none.
+        had_time = min(self.ahead, self._ahead.most - 1)
+        self._ahead.towards(self.ahead - 1 if tick.ready >= had_time else self.ahead)
 
     def verdict(self) -> str:
         """Whose fault it is that the GPU idles, over the last slots.

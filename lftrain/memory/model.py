@@ -140,7 +140,7 @@ class ActivationModel:
         found: dict[str, float] = {"seen": self.seen}
         if self._errors:
             model, baseline = np.mean(np.array(self._errors), 0).tolist()
-            found |= {"error": round(model, 5), "error_max_so_far": round(baseline, 5), "band": round(max(self._low), 5)}
+            found |= {"error": round(model, 5), "error_max_so_far": round(baseline, 5), "band": round(float(max(self._low)), 5)}
         return found
 
     def _row(self, shape: Shape) -> NDArray[np.float64]:

@@ -124,6 +124,8 @@ def test_every_byte_of_three_shuffled_epochs(complete: Path, late: Make, how: st
 def test_what_is_reserved_is_what_there_is(complete: Path, late: Make, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the epoch that is under way, and of the next, whose largest batch is larger: by little, for which there is room."""
     monkeypatch.setattr(ring, "ROOM_BITS", bits)
+    if bits == 64:
+        monkeypatch.setattr("lfdata.loader.budget.ROOM", 1 << 60)
     backend = late()
     loader = make(complete, backend, max_bytes=130_000)
     told = loader.forecast(EPOCHS * len(loader))
@@ -139,7 +141,8 @@ def test_what_is_reserved_is_what_there_is(complete: Path, late: Make, bits: int
                 if number > 4:
                     assert found["device"]["bytes"] == reserved["ring"]
     assert len(set(told.reserved["ring"].tolist())) == (1 if bits == 5 else 2)
-    assert len(set(told.reserved["slots"].tolist())) > 1 and loader.stats()["device"]["grown"] == 0
+    assert (len(set(told.reserved["slots"].tolist())) > 1) == (bits == 64) and loader.stats()["device"]["grown"] == 0
+    assert (loader.stats()["device"]["reservations"] > 1) == (bits == 64)
     loader.close()
 
 

@@ -383,7 +383,8 @@ def _largest(path: Path, epochs: int, **options: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("engine", ["inline", "thread", "process"])
-def test_a_later_epoch_that_needs_more_gets_it(tmp_path: Path, engine: str) -> None:
+def test_a_later_epoch_that_needs_more_gets_it(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lfdata.loader.budget.ROOM", 1 << 60)
     path = _uneven(tmp_path / "a")
     options: dict[str, Any] = {"batch_size": 5, "seed": 2, "shuffle": "full"}
     needs = _largest(path, 6, **options)
@@ -403,6 +404,25 @@ def test_a_later_epoch_that_needs_more_gets_it(tmp_path: Path, engine: str) -> N
     assert _equal(got, expected)
     assert sizes == sorted(sizes) and len(set(sizes)) > 1
     loader.close()
+
+
+def test_a_little_more_in_a_later_epoch_has_room(tmp_path: Path) -> None:
+    path = _uneven(tmp_path / "a")
+    options: dict[str, Any] = {"batch_size": 5, "seed": 2, "shuffle": "full"}
+    needs = _largest(path, 6, **options)
+    assert needs[0] < max(needs) <= needs[0] * 9 // 8
+    most = PAGE + FEWEST_SLOTS * (max(needs) * 9 // 8 + 2 * PAGE)
+    loader = Loader(path, **options, engine="inline", threads=1, max_bytes=most, fields=["label", "ids"])
+    sizes = [loader.stats()["slot_bytes"] for _ in range(6) for _ in loader]
+    assert len(set(sizes)) == 1 and max(needs) <= sizes[0] <= max(needs) * 9 // 8 + 2 * PAGE
+    loader.close()
+    # Not at the cost of a slot, nor beyond the budget.
+    budget = PAGE + FEWEST_SLOTS * needs[0]
+    tight = Loader(path, **options, engine="inline", threads=1, max_bytes=budget, fields=["label", "ids"])
+    next(iter(tight))
+    found = tight.stats()
+    assert found["slots"] == FEWEST_SLOTS and found["slots"] * found["slot_bytes"] + PAGE <= budget
+    tight.close()
 
 
 def test_an_epoch_beyond_the_budget_is_told_before_its_first_step(tmp_path: Path) -> None:

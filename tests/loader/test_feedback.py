@@ -17,6 +17,7 @@ import lfdata.transforms as T
 from lfdata import Loader
 from lfdata.codecs.pixels import native_module
 from lfdata.errors import OptionError
+from lfdata.loader import feedback
 from lfdata.schedule.sensors import Reading, SensorError
 
 needs_native = pytest.mark.skipif(native_module is None, reason="lfdata.codecs._pixels is not built")
@@ -151,8 +152,9 @@ def test_a_sensor_of_ones_own_is_read_over_all_iterations_and_closed_once(tmp_pa
     assert sensor.closed == 1
 
 
-def test_a_sensor_of_ones_own_outlives_larger_slots(tmp_path: Path) -> None:
+def test_a_sensor_of_ones_own_outlives_larger_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a budget, between two epochs."""
+    monkeypatch.setattr("lfdata.loader.budget.ROOM", 1 << 60)
     path = batchkit.write_numbers(tmp_path / "d", 60, lengths=np.random.default_rng(0).integers(0, 3000, 60).tolist())
     sensor, sizes = Strict(), set[int]()
     loader = Loader(
@@ -228,6 +230,35 @@ def test_a_slow_decoder_is_named(tmp_path: Path) -> None:
     found = loader.stats()["feedback"]
     assert (found["verdict"], found["sensor"], found["busy"]) == ("decode", "none", None)
     loader.close()
+
+
+@needs_native
+def test_look_ahead_and_threads_go_down_for_a_slow_consumer(tmp_path: Path) -> None:
+    path = batchkit.write_pictures(tmp_path / "d", 48)
+    loader = Loader(path, 4, {"image": [T.RandomResizedCrop(224)]}, engine="process", threads=3, prefetch=3, feedback="wait")
+    ahead, deadline = 3, time.monotonic() + 60
+    while ahead > 1 and time.monotonic() < deadline:
+        for _ in loader:
+            time.sleep(0.03)
+            ahead = min(ahead, loader.stats()["feedback"]["ahead"])
+    assert ahead == 1
+    loader.close()
+
+
+def test_a_sensor_asked_for_without_a_gpu_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(feedback, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(feedback, "current_gpu", lambda _: None)
+    path = batchkit.write_pictures(tmp_path / "d", 16)
+    for wanted, times in (("gpm", 1), (True, 0), ("wait", 0)):
+        caplog.clear()
+        loader = Loader(path, 4, ["label"], engine="process", feedback=wanted)
+        for _ in range(2):
+            for _ in loader:
+                pass
+        assert sum("uses no GPU" in record.message for record in caplog.records) == times
+        loader.close()
 
 
 def test_no_such_feedback(tmp_path: Path) -> None:

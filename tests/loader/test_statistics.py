@@ -168,3 +168,15 @@ def test_the_trace_has_every_stage_of_every_step(pictures: Path, tmp_path: Path,
     assert sum(1 for _ in loader) == 6
     assert _events(tmp_path / "trace.json") == events
     loader.close()
+
+
+def test_statistics_of_an_iteration_that_was_left_stay(tmp_path: Path) -> None:
+    path = batchkit.write_numbers(tmp_path / "d", 64)
+    loader = Loader(path, 4, ["label"], engine="inline")
+    for number, _ in enumerate(loader):
+        if number == 5:
+            break
+    found = loader.stats()
+    assert found["wait"]["count"] > 0 and found["slots"] == 0
+    loader.close()
+    assert loader.stats()["wait"] == found["wait"]

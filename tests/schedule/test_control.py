@@ -108,8 +108,15 @@ def test_look_ahead_goes_down_while_all_is_filled_and_up_at_once() -> None:
     # Slots that are not filled when they are asked for are needed.
     steady = Controller(4, 6)
     for _ in range(20 * WINDOW):
-        steady.tick(Tick(1.0, 0.0, 0.1, ready=steady.ahead - 1))
+        steady.tick(Tick(1.0, 0.0, 0.1, ready=4))
     assert steady.ahead == 6
+    # Of the most there may be one waits for the slot that the consumer has.
+    for _ in range(WINDOW):
+        steady.tick(Tick(1.0, 0.0, 0.1, ready=5))
+    assert steady.ahead == 5
+    for _ in range(20 * WINDOW):
+        steady.tick(Tick(1.0, 0.0, 0.1, ready=4))
+    assert steady.ahead == 5
 
 
 @pytest.mark.parametrize(
