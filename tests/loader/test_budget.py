@@ -417,11 +417,12 @@ def test_a_little_more_in_a_later_epoch_has_room(tmp_path: Path) -> None:
     assert len(set(sizes)) == 1 and max(needs) <= sizes[0] <= max(needs) * 9 // 8 + 2 * PAGE
     loader.close()
     # Not at the cost of a slot, nor beyond the budget.
-    budget = PAGE + FEWEST_SLOTS * needs[0]
-    tight = Loader(path, **options, engine="inline", threads=1, max_bytes=budget, fields=["label", "ids"])
-    next(iter(tight))
+    least = PAGE + FEWEST_SLOTS * PAGE * (-(-needs[0] // PAGE) + 1)
+    tight = Loader(path, **options, engine="inline", threads=1, max_bytes=least, fields=["label", "ids"])
+    batches = iter(tight)
+    next(batches)
     found = tight.stats()
-    assert found["slots"] == FEWEST_SLOTS and found["slots"] * found["slot_bytes"] + PAGE <= budget
+    assert found["slots"] == FEWEST_SLOTS and found["slots"] * found["slot_bytes"] + PAGE <= least
     tight.close()
 
 
