@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import struct
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import nn
@@ -38,9 +41,22 @@ def export(model: nn.Module, path: Path, step: int) -> None:
     temporary = path.with_name(f".tmp-{path.name}")
     try:
         save_file(tensors, temporary, metadata={"step": str(step), "format": "pt"})
-        with open(temporary, "rb") as file:
+        with open(temporary, "r+b") as file:
+            _order(file)
+            file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise storage_error(path, "write", error) from error
+
+
+def _order(file: BinaryIO) -> None:
+    """Put the keys of the header's metadata in order, which are written in any: the same weights are the same bytes."""
+    (length,) = struct.unpack("<Q", file.read(8))
+    header = json.loads(file.read(length))
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    if len(text) <= length:
+        file.seek(8)
+        file.write(text.ljust(length))

@@ -247,6 +247,8 @@ def _checked(returned: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if not isinstance(mean, torch.Tensor) or mean.numel() != 1:
         what = f"of shape {tuple(mean.shape)}" if isinstance(mean, torch.Tensor) else f"a {type(mean).__name__}"
         raise LossError(f"the loss's mean is {what}: {_CONTRACT}")
+    if mean.is_complex():
+        raise LossError(f"the loss's mean is complex ({mean.dtype}), and there is no least of such numbers: {_CONTRACT}")
     if not mean.requires_grad:
         raise LossError(
             f"the loss's mean has no gradient: it must come from the model, also where nothing counts (times 0). {_CONTRACT}"

@@ -245,10 +245,10 @@ def read_manifest(folder: Path) -> Manifest:
     """Of a checkpoint. Raises :class:`DamagedCheckpointError`."""
     path = folder / MANIFEST
     try:
-        text, check = read_file(path).split(b"\n")[:2]
+        text, check, end = read_file(path).split(b"\n")
     except ValueError as error:
-        raise DamagedCheckpointError(path, None, "not a whole manifest") from error
-    if xxhash.xxh3_64_hexdigest(text).encode() != check:
+        raise DamagedCheckpointError(path, None, "not a whole manifest, or more than one") from error
+    if end or xxhash.xxh3_64_hexdigest(text).encode() != check:
         raise DamagedCheckpointError(path, None, "its bytes do not match their check")
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
@@ -266,7 +266,20 @@ def read_manifest(folder: Path) -> Manifest:
     for name, stored in manifest.tensors.items():
         if not all(_fits(place, stored, manifest) for place in stored.pieces):
             raise DamagedCheckpointError(path, None, f"tensor {name!r} cannot be where it is said to be")
+    for name, (size, _) in manifest.files.items():
+        if (found := _size(folder / name)) != size:
+            raise DamagedCheckpointError(folder / name, None, f"has {found} bytes, and {size} were written")
     return manifest
+
+
+def _size(path: Path) -> int:
+    """Of a file. Raises :class:`DamagedCheckpointError`: it is not there, or none."""
+    try:
+        if not path.is_file():
+            raise DamagedCheckpointError(path, None, "is not there, or no file")
+        return path.stat().st_size
+    except OSError as error:
+        raise DamagedCheckpointError(path, None, f"cannot be looked at: {error.strerror or error}") from error
 
 
 def _fits(place: Place, stored: Stored, manifest: Manifest) -> bool:

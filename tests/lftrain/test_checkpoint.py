@@ -17,12 +17,14 @@ import trainkit
 import xxhash
 from killkit import in_child
 from mounts import in_private_namespace, tmpfs
+from torch import nn
 
 from lfdata.errors import StorageError
 from lfdata.format.durable import Files
 from lftrain import CheckpointOptions, PrecisionOptions, Runtime
 from lftrain.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from lftrain.runtime.checkpoint import LATEST
+from lftrain.runtime.export import export
 from lftrain.runtime.storage import MANIFEST, STATE, verify
 
 STEPS = 4
@@ -123,7 +125,7 @@ def test_killed_at_each_operation_a_sound_one_is_left(points: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["rank-0.bin", "state.json", "manifest.json"])
-@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "more", "remove"])
 def test_a_damaged_one_is_named_and_the_one_before_is_taken(
     points: Path, tmp_path: Path, name: str, harm: str, whole: bytes
 ) -> None:
@@ -133,6 +135,8 @@ def test_a_damaged_one_is_named_and_the_one_before_is_taken(
         flip(path, path.stat().st_size // 3)
     elif harm == "cut":
         os.truncate(path, path.stat().st_size // 2)
+    elif harm == "more":
+        path.write_bytes(path.read_bytes() + b"x")
     else:
         path.unlink()
     with pytest.raises(DamagedCheckpointError, match=name):
@@ -301,6 +305,16 @@ def test_export_is_what_the_model_holds(points: Path, tmp_path: Path) -> None:
     found = safetensors.load_file(tmp_path / "model.safetensors")
     assert found.keys() == runtime.model.state_dict().keys()
     assert all(torch.equal(found[name], value) for name, value in runtime.model.state_dict().items())
+    with safetensors.safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt", "step": "1"}
+    # The same weights are the same bytes; names and values are as they may be.
+    model, files = nn.ModuleDict({"größe": nn.Linear(3, 2), "other": nn.Linear(2, 1).half()}), set()
+    for number in range(12):
+        export(model, tmp_path / f"{number}.safetensors", 7)
+        files.add((tmp_path / f"{number}.safetensors").read_bytes())
+    assert len(files) == 1
+    found = safetensors.load_file(tmp_path / "0.safetensors")
+    assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("fused", [True, None])

@@ -320,6 +320,7 @@ def test_a_count_that_cannot_be_is_named_and_changes_nothing(tmp_path: Path, odd
         (lambda mean: (float(mean), 8), "mean is a float"),
         (lambda mean: (mean * torch.ones(3), 8), r"mean is of shape \(3,\)"),
         (lambda mean: (mean.detach(), 8), "no gradient"),
+        (lambda mean: (mean * (1 + 1j), 8), "mean is complex"),
         (lambda mean: (mean, torch.ones(8)), r"count is of shape \(8,\)"),
         (lambda mean: (mean, None), "count is None"),
     ],
