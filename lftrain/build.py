@@ -76,6 +76,11 @@ def check(config: Config) -> None:
         raise ConfigError(f"data.accumulate is {data.accumulate}; it is a number of micro-batches from 1 on, or auto")
     micro = None if data.accumulate == "auto" else data.accumulate
     masters.check(config, micro, config.optimizer.kind == "adamw" and config.optimizer.fused)
+    if config.precision.weights == "compute" and data.over == "split":
+        raise ConfigError(
+            'data.over = "split" gives steps in micro-batches, whose gradients precision.weights = "compute" would add up in bf16: take '
+            f'"error", {masters.ADVICE}'
+        )
     fields(data.fields, "data.fields")
     fields(held.fields if held else None, "held_out.fields")
     try:

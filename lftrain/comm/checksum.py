@@ -12,12 +12,17 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def checksum(model: nn.Module) -> torch.Tensor:
-    """For each parameter, in the model's order, the sum of its bits as integers: int64 (parameters,), wrapping."""
-    sums = [
-        parameter.detach().contiguous().view(_INTEGERS[parameter.element_size()]).sum(dtype=torch.int64)
-        for parameter in model.parameters()
-    ]
+    """For each parameter, in the model's order, the sum of its bits (and its master's) as integers: int64 (parameters,), wrapping."""
+    sums = []
+    for parameter in model.parameters():
+        found, master = _sum(parameter), getattr(parameter, "master", None)
+        # Copies in fewer bits may be alike where masters are not.
+        sums.append(found if master is None else found + _sum(master))
     return torch.stack(sums)
+
+
+def _sum(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().contiguous().view(_INTEGERS[value.element_size()]).sum(dtype=torch.int64)
 
 
 def compare(model: nn.Module, group: Group, step: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,34 @@ ADVICE = 'or take precision.weights = "fp32"'
 
 
 class HalfLinear(nn.Linear):
-    """A linear layer made by :func:`convert`. Its weight is bf16; ``weight.master``, float32, is what ``state_dict`` has."""
+    """A linear layer made by :func:`convert`. Its weight is bf16; ``weight.master``, float32, is what ``state_dict`` has.
+
+    Copies of it have a master of their own. Cast to another type it is a plain layer again, with the master's values.
+    """
+
+    # torch copies a parameter without what hangs on it.
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "master": master_of(self.weight)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        master = state["master"]
+        super().__setstate__({name: value for name, value in state.items() if name != "master"})
+        weight: Any = self.weight
+        weight.master = master
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> HalfLinear:
+        """What ``to``, ``cuda``, ``float`` and the like do: the master goes where the weight goes."""
+        before: Any = self.weight
+        kind, master = before.dtype, before.master
+        super()._apply(fn, recurse)
+        weight: Any = self.weight  # another object where torch cannot keep it (meta)
+        with torch.no_grad():
+            moved = fn(master)
+        # A cast to the type that the weight has leaves the master as exact as it is.
+        weight.master = moved if moved.dtype is torch.float32 or weight.dtype is not kind else master.to(weight.device)
+        if weight.dtype is not kind:
+            _plain(self)
+        return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -67,11 +95,28 @@ def convert(model: nn.Module, kind: torch.dtype) -> list[nn.Parameter]:
     return found
 
 
+def revert(model: nn.Module) -> None:
+    """Plain layers again, with the masters as weights, in place. Layers that :func:`convert` has not made stay as they are."""
+    for module in model.modules():
+        if isinstance(module, HalfLinear):
+            _plain(module)
+
+
 def refresh(model: nn.Module) -> None:
     """After the masters were changed in place, by a checkpoint."""
     for module in model.modules():
         if isinstance(module, HalfLinear):
             _follow(module.weight)
+
+
+def _plain(linear: nn.Linear) -> None:
+    module: Any = linear
+    weight = module.weight
+    weight.data = weight.master
+    if weight.grad is not None:
+        weight.grad = weight.grad.to(weight.dtype)
+    del weight.master
+    module.__class__ = nn.Linear
 
 
 @torch.no_grad()

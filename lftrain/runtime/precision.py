@@ -56,6 +56,8 @@ class Precision:
                     parameter.data = parameter.data.to(self.type)
         if self.options.weights == "compute":
             self._halves = masters.convert(model, self.type)
+        else:
+            masters.revert(model)  # of an earlier run with the same model
         return convert(model, self.type, self.device) if self.options.frozen == "fp8" else ""
 
     def autocast(self) -> torch.autocast:

@@ -152,6 +152,26 @@ def test_a_check_finds_what_a_run_would(config: Path, value: str, said: str, che
 @pytest.mark.parametrize(
     ("values", "said"),
     [
+        (("precision.mode=fp16",), 'and this is "fp16"'),
+        (("data.accumulate=2",), "a step has 2 micro-batches"),
+        (("data.over=split", "data.max_bytes=1GiB"), 'data.over = "split" gives steps in micro-batches'),
+        (("ddp.hook=powersgd",), 'ddp.hook = "powersgd" takes gradients in fp32'),
+        (("optimizer.kind=sgd",), "needs lftrain.AdamW"),
+        (("optimizer.fused=false",), "needs lftrain.AdamW"),
+    ],
+)
+@pytest.mark.parametrize("check", [True, False])
+def test_a_check_finds_what_weights_in_bf16_do_not_go_with(
+    config: Path, values: tuple[str, ...], said: str, check: bool
+) -> None:
+    words = ("precision.mode=bf16", "precision.weights=compute", *values)
+    found = CliRunner().invoke(main, ["run", str(config), *(["--check"] if check else []), *(f"--set={one}" for one in words)])
+    assert found.exit_code == 1 and said in found.stderr, found.output
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
         (("optimizer.lr=inf",), "optimizer.lr is not a finite number"),
         (("precision.mode=fp16", "precision.scale_init=1e300"), "precision.scale_init"),
         (("optimizer.betas=[0.9, nan]",), "optimizer.betas is not a finite number"),
@@ -168,6 +188,10 @@ def test_a_check_finds_what_a_run_would(config: Path, value: str, said: str, che
         (("model.kind=lm", "model.options={vocab=9, field='y'}"), "field 'y' comes as (8,) and the model takes (rows, any)"),
         (("held_out.path='none'",), "held_out.path"),
         (("data.path='none'",), "the loader gives no batch in a whole epoch"),
+        (
+            ("precision.mode=bf16", "precision.weights=compute", "data.accumulate=auto", "activations.limit_mb=0.0002"),
+            "micro-batches, whose gradients precision.weights",
+        ),
         (("data.path='none'", "data.accumulate=auto", "activations.limit_mb=1"), "fewer samples than data.batch_size"),
     ],
 )

@@ -14,11 +14,13 @@ import trainkit
 from torch import nn
 
 from lftrain import ActivationOptions, AdamW, CheckpointOptions, DdpOptions, PrecisionOptions, Runtime
+from lftrain.comm.checksum import checksum
 from lftrain.compute.adamw import master_of
 from lftrain.compute.masters import HalfLinear, convert
 from lftrain.errors import ConfigError
 from lftrain.models import make
 from lftrain.options import ModelOptions
+from lftrain.runtime.precision import Precision
 
 CPU = torch.device("cpu")
 KINDS = ("vla", "lm")
@@ -179,6 +181,67 @@ def test_loading_a_state_dict_sets_both() -> None:
     assert torch.equal(model.state_dict()["0.weight"], state["0.weight"] + 1)
     with pytest.raises(RuntimeError, match="size mismatch"):
         model.load_state_dict({**state, "0.weight": torch.zeros(2, 4)})
+
+
+def made() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4))
+
+
+def test_a_copy_of_the_model_has_masters_of_its_own() -> None:
+    model, plain = made(), made().state_dict()
+    convert(model, torch.bfloat16)
+    other = copy.deepcopy(model)
+    assert trainkit.bits(other) == trainkit.bits(model) and len(halves(other)) == 2
+    other.load_state_dict({name: value + 1 for name, value in plain.items()})
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, plain[name]) and torch.equal(other.state_dict()[name], plain[name] + 1)
+    for weight in halves(other):
+        assert torch.equal(weight, weight.master.bfloat16())  # type: ignore[attr-defined]
+
+
+def test_masters_go_where_their_weights_go() -> None:
+    model = made()
+    convert(model, torch.bfloat16)
+    model.to("meta")
+    assert {one.device.type for one in model.state_dict().values()} == {"meta"} and len(halves(model)) == 2
+    model.to_empty(device="cpu").load_state_dict(made().state_dict())
+    assert trainkit.bits(model) == trainkit.bits(made())
+    model.bfloat16()
+    assert torch.equal(model.state_dict()["0.weight"], made()[0].weight) and len(halves(model)) == 2
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.float16])
+def test_cast_to_another_type_a_layer_is_plain_again_and_nothing_is_lost(kind: torch.dtype) -> None:
+    model = made()
+    convert(model, torch.bfloat16)
+    held = list(model.parameters())
+    model.to(kind)
+    assert not halves(model) and all(one is other for one, other in zip(model.parameters(), held, strict=True))
+    assert all(master_of(one) is None and one.dtype is kind for one in held)
+    for name, value in made().to(kind).state_dict().items():
+        assert torch.equal(model.state_dict()[name], value)
+
+
+def test_a_later_run_with_the_same_model_and_fp32_weights_is_that_of_fp32() -> None:
+    model = trainkit.make_model()
+    plain = trainkit.bits(model)
+    convert(model, torch.bfloat16)
+    precise = Precision(precision("fp32"), CPU)
+    precise.prepare(model)
+    assert not halves(model) and not precise.masters and trainkit.bits(model) == plain
+    assert {one.dtype for one in model.parameters()} == {torch.float32}
+
+
+def test_masters_that_differ_show_where_their_copies_do_not() -> None:
+    model = made()
+    convert(model, torch.bfloat16)
+    before, weight = checksum(model), halves(model)[1]
+    master: Any = weight.master  # type: ignore[attr-defined]
+    master[0, 0] = torch.nextafter(master[0, 0], torch.tensor(9.0))
+    names = [name for name, _ in model.named_parameters()]
+    assert torch.equal(weight, master.bfloat16())
+    assert [name for name, differs in zip(names, checksum(model) != before, strict=True) if differs] == ["2.weight"]
 
 
 @pytest.mark.parametrize(
