@@ -18,9 +18,8 @@ class Ledger:
     """Bytes by owner.
 
     ``parameters`` are with their masters (precision.weights). On a GPU ``other`` is what torch has allocated there beyond parameters,
-    gradients and optimiser; ``activations`` the peak beyond
-    those since the last look; ``cached`` what torch holds and does not use. ``host`` is this process's resident memory without the
-    loader's slots, which are ``loader``.
+    gradients and optimiser; ``activations`` the peak beyond those since the last look; ``cached`` what torch holds and does not use. ``host``
+    is this process's resident memory without the loader's slots, which are ``loader``.
 
     Args:
         growth: MB by which an owner must grow over :data:`LOOKS` looks that never fell, to be reported.
